@@ -1,0 +1,136 @@
+"""Checks of what comes in: each names the argument, what came, what was expected, and the remedy."""
+
+import numpy as np
+
+#: Optimisers whose update of a weight depends on the whole weight, and so on the other members in it.
+COUPLING_OPTIMIZERS = ("Lamb", "Adafactor", "Muon")
+
+
+def count(name, value, low):
+    """Refuse anything but a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
+        raise ValueError(f"{name}={value!r}: expected a whole number, {low} or more.")
+
+
+def architecture(state_dim, memory_steps, hidden, members, normalization, state_names, seed, policy):
+    """Check a flow map's arguments; return the indices of its members."""
+    for name, value, low in [("state_dim", state_dim, 1), ("memory_steps", memory_steps, 0), ("seed", seed, 0)]:
+        count(name, value, low)
+    if isinstance(hidden, int) or not len(hidden):
+        raise ValueError(f"hidden={hidden!r}: expected the nodes of each hidden layer, for instance (10, 10, 10).")
+    for nodes in hidden:
+        count("hidden", nodes, 1)
+    ids = tuple(range(members)) if isinstance(members, int | np.integer) else tuple(int(i) for i in members)
+    if not ids or min(ids) < 0 or len(set(ids)) < len(ids):
+        raise ValueError(f"members={members!r}: expected at least one member, or distinct indices from 0 on.")
+    if normalization not in (None, "standard"):
+        raise ValueError(f"normalization={normalization!r}: expected None (the paper's plain form) or 'standard'.")
+    if state_names is not None and len(state_names) != state_dim:
+        raise ValueError(f"state_names={state_names!r}: expected {state_dim} names, one for each variable.")
+    if policy.compute_dtype != policy.variable_dtype or policy.compute_dtype not in ("float32", "float64"):
+        raise ValueError(
+            f"dtype {policy.name!r} computes in {policy.compute_dtype}: a flow map's increments are lost in half "
+            "precision. Use 'float32' or 'float64'."
+        )
+    return ids
+
+
+def bursts(model, values, name):
+    """Return bursts as an array of the model's type, `(sample, burst_length, state)`."""
+    if not hasattr(values, "shape") and not isinstance(values, list | tuple):
+        raise ValueError(f"{name} is a {type(values).__name__}: expected an array (sample, burst_length, state).")
+    array = _finite(values, name, model.compute_dtype)
+    if array.ndim != 3 or not len(array):
+        raise ValueError(
+            f"{name} has shape {array.shape}, expected (sample, burst_length, state): see fml_tf.data.cut_bursts."
+        )
+    _states(model, array, name)
+    if array.shape[1] < model.memory_steps + 2:
+        raise ValueError(
+            f"{name} has bursts of {array.shape[1]} entries, but memory_steps={model.memory_steps} needs at least "
+            f"n_M + 2 = {model.memory_steps + 2}, and n_M + K + 2 for K extra steps in the loss: cut longer bursts."
+        )
+    return array
+
+
+def history(model, values):
+    """Return a history as an array of the model's type, `(trajectory, n_M + 1, state)`."""
+    array, needed = _finite(values, "history", model.compute_dtype), model.memory_steps + 1
+    if array.ndim != 3 or not len(array):
+        raise ValueError(
+            f"history has shape {array.shape}, expected (trajectory, n_M + 1, state) = (trajectory, {needed}, "
+            f"{model.state_dim}); put a single history in an array of one: history[None]."
+        )
+    _states(model, array, "history")
+    if array.shape[1] != needed:
+        raise ValueError(
+            f"history holds {array.shape[1]} entries a trajectory, but memory_steps={model.memory_steps} needs "
+            f"n_M + 1 = {needed}: give the last {needed} observed entries."
+        )
+    return array
+
+
+def _states(model, array, name):
+    if array.shape[-1] != model.state_dim:
+        raise ValueError(f"{name} has {array.shape[-1]} states, but the model was built for {model.state_dim}.")
+
+
+def _finite(values, name, dtype):
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{name} has type {array.dtype}: expected real numbers.")
+    with np.errstate(over="ignore"):
+        array = array.astype(dtype)
+    bad = np.argwhere(~np.isfinite(array))
+    if len(bad):
+        raise ValueError(
+            f"{name} holds {len(bad)} values that are NaN or infinite in {dtype}, the first at index "
+            f"{tuple(map(int, bad[0]))}: leave those trajectories out."
+        )
+    return array
+
+
+def uncoupled(optimizer):
+    """Refuse optimisers and options that look at a whole stacked weight, and so couple the members."""
+    for option in ("clipnorm", "global_clipnorm"):
+        if getattr(optimizer, option, None):
+            raise ValueError(
+                f"{option} clips by a norm over all members at once, which couples the members: use clipvalue, which "
+                "acts on each entry, or train members alone with members=(i,)."
+            )
+    for name in {base.__name__ for base in type(optimizer).__mro__} & set(COUPLING_OPTIMIZERS):
+        raise ValueError(
+            f"{name} scales an update by the whole weight, which couples the members stacked in it: use Adam, Nadam, "
+            "RMSprop, Lion or SGD, or train members alone with members=(i,)."
+        )
+
+
+def callbacks(given, optimizer):
+    """Return callbacks as a list; refuse those that act on single batches, or fight a schedule."""
+    from fml_tf._tensorflow import keras  # this module also serves those that do without TensorFlow
+
+    given = getattr(given, "callbacks", given)  # a CallbackList
+    given = list(given) if isinstance(given, list | tuple) else [given] if given else []
+    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    base, schedules = keras.callbacks.Callback, keras.optimizers.schedules
+    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), schedules.LearningRateSchedule)
+    for callback in given:
+        kind = type(callback)
+        per_batch = not kind.__module__.startswith("keras.") and any(
+            getattr(kind, h) is not getattr(base, h) for h in hooks
+        )
+        per_batch |= isinstance(callback, keras.callbacks.LambdaCallback) and any(h in vars(callback) for h in hooks)
+        frequencies = [getattr(callback, name, "epoch") for name in ("save_freq", "update_freq")]
+        if per_batch or any(f not in ("epoch", False) for f in frequencies):
+            raise ValueError(
+                f"{kind.__name__} acts on single batches, but a whole epoch runs on the device in one call: use its "
+                "per-epoch hooks or settings (on_epoch_end, save_freq='epoch', update_freq='epoch')."
+            )
+        if scheduled and isinstance(
+            callback, keras.callbacks.ReduceLROnPlateau | keras.callbacks.LearningRateScheduler
+        ):
+            raise ValueError(
+                f"{kind.__name__} sets the learning rate, but the optimiser already follows a schedule: compile with a "
+                "plain number, or leave the callback out."
+            )
+    return given

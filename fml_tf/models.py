@@ -1,0 +1,615 @@
+"""`FlowMap`: an ensemble of residual networks that learn a flow map, trained together in one compiled step.
+
+Inside, arrays are laid out `(member, feature, batch)`: the batch is the contiguous axis and fills the vector lanes,
+and a weight `(member, out, in)` holds every member's own. A window is a history flattened to
+`((memory_steps + 1) * state_dim)` features, oldest entry first.
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from fml_tf import _checks, _engines, _layers
+from fml_tf._tensorflow import gpus, keras, tf
+
+#: Steps that one compiled call of a forecast can make; any number of steps is made of such calls.
+FORECAST_CHUNK = 500
+
+
+@keras.saving.register_keras_serializable(package="fml_tf")
+class FlowMap(keras.Model):
+    """Learn the flow map of an unknown system with an ensemble of residual networks.
+
+    Member m predicts x_{n+1} = x_n + s * N_m(x_n, ..., x_{n-n_M}), with N_m a plain fully connected network and
+    s = 1 unless inputs are normalised. All members live in one model and train in one compiled step, each on its
+    own order of the samples and from its own initial weights, exactly as if it were alone.
+
+    Args:
+        state_dim: d, number of observed variables.
+        memory_steps: n_M, past entries the network sees beyond the present one; 0 for a fully observed system.
+        hidden: nodes of each hidden layer.
+        activation: a Keras activation name or function; the paper does not name one.
+        members: ensemble size (members 0 to members - 1), or the indices of the members to hold: `members=(3,)` is
+            member 3 of any ensemble with the same seed.
+        residual: False predicts x_{n+1} = N_m(...) itself, the paper's first form.
+        normalization: None for the paper's plain form; "standard" scales each observed variable to mean 0 and
+            deviation 1 at the input and the network's output to the deviation of the one-step increments, learnt
+            by `adapt` and fixed from then on. Data go in and come out in their own units.
+        kernel_initializer: Keras initializer of the weights.
+        seed: seed of initial weights and sample order, together with member and epoch.
+        time_step: time between entries, in the system's units; kept with the model, not used in computing.
+        state_names: names of the observed variables; kept with the model.
+        **kwargs: Keras's `name` and `dtype` ("float32" or "float64").
+
+    Raises:
+        ValueError: for an argument out of range, or a mixed-precision dtype.
+
+    Example:
+        >>> model = FlowMap(2, memory_steps=3, members=5)
+        >>> model.compile(keras.optimizers.Adam(1e-3))
+        >>> model.fit(bursts, batch_size=200, epochs=100)           # (sample, n_M + K + 2, 2)
+        >>> model.forecast(history, steps=1000)                     # (trajectory, 1000, 2)
+
+    Source: paper, Section 3.2 (equations FML and FML1) and Section 4.4.
+    """
+
+    #: Steps up to which a roll-out is written out in the graph; a longer one is a compiled loop, which compiles sooner.
+    unroll_limit = 32
+
+    def __init__(
+        self,
+        state_dim: int,
+        *,
+        memory_steps: int = 0,
+        hidden: Sequence[int] = (10, 10, 10),
+        activation="tanh",
+        members: int | Sequence[int] = 10,
+        residual: bool = True,
+        normalization: str | None = None,
+        kernel_initializer="glorot_uniform",
+        seed: int = 0,
+        time_step: float | None = None,
+        state_names: Sequence[str] | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        ids = _checks.architecture(
+            state_dim, memory_steps, hidden, members, normalization, state_names, seed, self.dtype_policy
+        )
+        self.state_dim, self.memory_steps, self.hidden = state_dim, memory_steps, tuple(hidden)
+        self.activation = keras.activations.get(activation)
+        self.members, self.member_ids, self.residual = len(ids), ids, residual
+        self.normalization, self.seed, self.time_step = normalization, seed, time_step
+        self.state_names = None if state_names is None else tuple(state_names)
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self._create_layers()
+        self._create_variables()
+        self.loss_tracker = _layers.MemberMean(self.members, dtype=self.variable_dtype)
+        self.optimizer, self._feed, self.programs = None, None, {}
+        self.member_losses = np.empty((0, self.members))
+        self.epoch_logs = []
+
+    def _create_layers(self):
+        width = (self.memory_steps + 1) * self.state_dim
+        self.dense_layers = []
+        for place, units in enumerate((*self.hidden, self.state_dim)):
+            layer = _layers.MemberDense(
+                units, member_ids=self.member_ids, seed=self.seed, place=place, dtype=self.dtype_policy,
+                kernel_initializer=self.kernel_initializer, name=f"dense_{place}",
+            )  # fmt: skip
+            layer.build((self.members, width, None))
+            self.dense_layers.append(layer)
+            width = units
+        self.built = True
+
+    def _create_variables(self):
+        """Create the fixed scales and each member's best weights: variables, so that backups and files hold them."""
+
+        def fixed(name, shape, start):
+            return self.add_weight(name=name, shape=shape, initializer=start, trainable=False)
+
+        column = (self.state_dim, 1)
+        self.input_mean = fixed("input_mean", column, "zeros")
+        self.input_scale = fixed("input_scale", column, "ones")
+        self.increment_scale = fixed("increment_scale", column, "ones")
+        self.data_range = fixed("data_range", (2, self.state_dim), "zeros")  # lowest and highest training states
+        self.adapted = self.add_weight(name="adapted", shape=(), initializer="zeros", trainable=False, dtype="int32")
+        infinite = keras.initializers.Constant(np.inf)
+        self.best_losses = fixed("best_losses", (self.members,), infinite)
+        self.best_weights = [fixed(f"best_{i}", v.shape, "zeros") for i, v in enumerate(self._weights_of_members())]
+
+    def _weights_of_members(self):
+        return [variable for layer in self.dense_layers for variable in (layer.kernel, layer.bias)]
+
+    # One step, many steps -------------------------------------------------------------------------------------------
+
+    def advance(self, window, members=slice(None)):
+        """Make one step of every member: the next states `(member, state, batch)` of windows `(member or 1, (n_M + 1)
+        state, batch)`."""
+        hidden = window
+        if self.normalization:
+            tiled = [tf.tile(scale, (self.memory_steps + 1, 1)) for scale in (self.input_mean, self.input_scale)]
+            hidden = (window - tiled[0]) / tiled[1]
+        for layer in self.dense_layers[:-1]:
+            hidden = self.activation(layer.call(hidden, members))
+        output = self.dense_layers[-1].call(hidden, members)
+        if not self.residual:
+            return output * self.input_scale + self.input_mean if self.normalization else output
+        if self.normalization:
+            output = output * self.increment_scale
+        return window[:, -self.state_dim :] + output
+
+    def _shift(self, window, state):
+        """Drop a window's oldest entry and append the newest."""
+        return tf.concat([window[:, self.state_dim :], state], axis=1) if self.memory_steps else state
+
+    def unroll(self, window, steps, members=slice(None)):
+        """Roll every member out on its own states: `(member, steps, state, batch)` from windows `(member, (n_M + 1)
+        state, batch)`."""
+        if steps <= self.unroll_limit:
+            states = []
+            for _ in range(steps):
+                states.append(self.advance(window, members))
+                window = self._shift(window, states[-1])
+            return tf.stack(states, axis=1)
+
+        def body(step, window, states):
+            state = self.advance(window, members)
+            return step + 1, self._shift(window, state), states.write(step, state)
+
+        states = tf.TensorArray(window.dtype, size=steps)
+        loop = tf.while_loop(lambda step, *_: step < steps, body, (0, window, states), maximum_iterations=steps)
+        return tf.transpose(loop[2].stack(), (1, 0, 2, 3))
+
+    def call(self, history):
+        """Return the ensemble's mean next state `(batch, state)` of histories `(batch, n_M + 1, state)`."""
+        window = _to_lanes(tf.ensure_shape(history, (None, self.memory_steps + 1, self.state_dim)))
+        return tf.transpose(tf.reduce_mean(self.advance(window), axis=0))
+
+    # Training -------------------------------------------------------------------------------------------------------
+
+    def compile(self, optimizer="adam", *, jit_compile=True, run_eagerly=False, **kwargs):
+        """Choose the optimiser; the loss is the paper's multi-step loss.
+
+        Args:
+            optimizer: a Keras optimiser or its name. It must treat every weight entry alone.
+            jit_compile: compile with XLA (on the CPU too, where Keras's own "auto" would not).
+            run_eagerly: run step by step in Python, to debug.
+
+        Raises:
+            ValueError: for an optimiser or option that would couple the members, or a loss, metrics or weights.
+        """
+        refused = sorted(name for name, value in kwargs.items() if value not in (None, [], 1, True))
+        if refused:
+            raise ValueError(
+                f"compile() got {', '.join(refused)}: a flow map's loss is the multi-step loss of the paper, and it takes "
+                "no other. Compare forecasts with fml_tf.metrics."
+            )
+        optimizer = keras.optimizers.get(optimizer)
+        _checks.uncoupled(optimizer)
+        super().compile(
+            optimizer=optimizer, loss=None, jit_compile=jit_compile and not run_eagerly, run_eagerly=run_eagerly
+        )
+        optimizer.build(self.trainable_variables)
+
+    def get_compile_config(self):
+        options = {"jit_compile": self.jit_compile, "run_eagerly": self.run_eagerly}
+        return {"optimizer": keras.optimizers.serialize(self.optimizer), **options}
+
+    def compile_from_config(self, config):
+        self.compile(**{**config, "optimizer": keras.optimizers.deserialize(config["optimizer"])})
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+
+    def burst_losses(self, bursts):
+        """Return each member's multi-step loss `(member,)` over bursts in lanes `(member or 1, burst_length * state,
+        batch)`: the mean over bursts and K + 1 steps of the squared 2-norm (paper, equation multi_loss)."""
+        if bursts.shape[0] == 1:
+            bursts = tf.repeat(bursts, self.members, axis=0)
+        return tf.concat([self._burst_losses(bursts[members], members) for members in self._shards()], axis=0)
+
+    def _burst_losses(self, bursts, members):
+        width = (self.memory_steps + 1) * self.state_dim
+        window, target = bursts[:, :width], bursts[:, width:]
+        steps = target.shape[1] // self.state_dim
+        predicted = self.unroll(window, steps, members)  # (member, step, state, batch)
+        target = tf.reshape(target, (target.shape[0], steps, self.state_dim, -1))
+        return tf.reduce_mean(tf.reduce_sum(tf.square(predicted - target), axis=2), axis=(1, 2))
+
+    def _shards(self):
+        """Split the members into groups that XLA runs side by side: one a core, up to four, of four members or more.
+
+        Each group is compiled anew, so small ensembles are left whole.
+        """
+        groups = max(1, min(os.cpu_count() or 1, 4, self.members // 4)) if not gpus else 1
+        edges = [round(i * self.members / groups) for i in range(groups + 1)]
+        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+    def train_step(self, data):
+        """Update all members on one batch: bursts `(batch, burst_length, state)`, or one batch a member in front.
+
+        The gradient is that of the sum of the members' losses, so each member's is its own.
+        """
+        bursts = _to_lanes(data)
+        with tf.GradientTape() as tape:
+            losses = self.burst_losses(bursts)  # (member,)
+            total = tf.reduce_sum(losses)
+        self.optimizer.apply(tape.gradient(total, self.trainable_variables), self.trainable_variables)
+        self.loss_tracker.update_state(losses, tf.shape(bursts)[-1])
+        return {"loss": self.loss_tracker.result()}
+
+    def test_step(self, data):
+        """Score one batch of bursts `(batch, burst_length, state)`; the twin of `train_step`."""
+        bursts = _to_lanes(data)
+        self.loss_tracker.update_state(self.burst_losses(bursts), tf.shape(bursts)[-1])
+        return {"loss": self.loss_tracker.result()}
+
+    def _train_epoch(self, bursts, order, rest):
+        """Run `train_step` over an epoch and keep the best weights: one compiled loop on the device.
+
+        `bursts` (sample, burst_length, state); `order` (step, member, batch) and `rest` (member, remainder) index it.
+        """
+
+        def body(step):
+            self.train_step(tf.gather(bursts, order[step]))
+            return (step + 1,)
+
+        tf.while_loop(lambda step: step < order.shape[0], body, [0])
+        if rest.shape[1]:
+            self.train_step(tf.gather(bursts, rest))
+        losses = self.loss_tracker.per_member()
+        better = losses < self.best_losses
+        self.best_losses.assign(tf.where(better, losses, self.best_losses))
+        for best, weight in zip(self.best_weights, self._weights_of_members(), strict=True):
+            best.assign(tf.where(better[:, None, None], weight, best))
+
+    def make_train_function(self, force=False):
+        """Let Keras's loop run a whole epoch as its one step."""
+
+        def train_function(iterator):
+            next(iterator)
+            order = self._feed.order(self.seed, self.member_ids, len(self.member_losses))
+            engine = self if self.run_eagerly else self._engine()
+            _engines.program(engine, "_train_epoch")(self._feed.bursts, *order)
+            self.copy_state(engine)
+            self.member_losses = np.vstack([self.member_losses, self.loss_tracker.per_member()])
+            return {"loss": self.loss_tracker.result()}
+
+        self.train_function = train_function
+
+    def make_test_function(self, force=False):
+        """Let Keras's loop score batches with the shared program."""
+
+        def test_function(iterator):
+            bursts = next(iterator)
+            losses = _engines.program(self._engine(), "burst_losses")(_to_lanes(bursts))
+            self.loss_tracker.update_state(losses, len(bursts))
+            return {"loss": self.loss_tracker.result()}
+
+        self.test_function = self._make_function(self.test_step) if self.run_eagerly else test_function
+
+    def make_predict_function(self, force=False):
+        """Let Keras's loop predict batches with the shared program."""
+        one = tf.constant(1)
+        self.predict_function = lambda batches: tf.concat(
+            [tf.transpose(self._roll(_to_lanes(batch), one)[1][0, 0]) for batch in batches], axis=0
+        )
+
+    def _engine(self):
+        """Return the model that runs the compiled programs of all models like this one, with this one's state in it."""
+        engine = _engines.of(self)
+        engine.copy_state(self)
+        return engine
+
+    def copy_state(self, other):
+        """Take over the values of a model of the same structure: weights, scales, optimiser and trackers."""
+        if other is not self:
+            for mine, its in zip(_engines.state(self), _engines.state(other), strict=True):
+                mine.assign(its)
+
+    def fit(
+        self,
+        x=None,
+        y=None,
+        batch_size=200,
+        epochs=1,
+        verbose="auto",
+        callbacks=None,
+        *,
+        validation_data=None,
+        validation_batch_size=None,
+        validation_freq=1,
+        initial_epoch=0,
+        restore_best=True,
+        **refused,
+    ):
+        """Train all members on bursts.
+
+        The whole epoch runs on the device in one call. Every member sees every burst once an epoch, in an order of
+        its own that follows from (seed, member, epochs trained so far).
+
+        Args:
+            x: bursts `(sample, burst_length, state)` in the data's units; burst_length = n_M + K + 2 sets K.
+            batch_size: bursts a step; a last smaller batch takes the remainder. The paper's own code uses 200.
+            epochs, verbose, callbacks, initial_epoch, validation_freq: as in Keras; callbacks act once an epoch.
+            validation_data: bursts to score after an epoch; they may be longer than the training ones. The paper
+                advises against choosing a model by it.
+            validation_batch_size: by default `batch_size`.
+            restore_best: end with each member's weights of its best epoch by mean training loss, as the paper
+                advises; False ends with the last ones (`restore_best_members` fetches them later).
+
+        Returns:
+            Keras's `History`; `member_losses`, `(epoch, member)`, has each member's own.
+
+        Raises:
+            ValueError: for bursts of the wrong shape, too short, or not finite; a batch larger than the data; targets,
+                sample weights or callbacks that act on single batches.
+        """
+        if y is not None or any(value is not None for value in refused.values()):
+            names = ["y"] * (y is not None) + [name for name, value in refused.items() if value is not None]
+            raise ValueError(
+                f"fit() got {', '.join(names)}: it takes bursts alone, which hold their own targets, shuffles them per "
+                "member, and runs whole epochs on the device."
+            )
+        self._assert_compile_called("fit")
+        callbacks = _checks.callbacks(callbacks, self.optimizer)
+        bursts = _checks.bursts(self, x, "x")
+        _checks.count("batch_size", batch_size, 1)
+        if batch_size > len(bursts):
+            raise ValueError(f"batch_size={batch_size} is larger than the data, {len(bursts)} bursts: lower it.")
+        if validation_data is not None:
+            validation_data = _checks.bursts(self, validation_data, "validation_data")
+            validation_data = _batches(validation_data, validation_batch_size or batch_size)
+        if not int(self.adapted):
+            self.adapt(bursts)
+        self.best_losses.assign(np.full(self.members, np.inf))
+        self._feed = _Feed(bursts, batch_size)
+        callbacks = [_EpochLogs(), *callbacks]
+        try:
+            history = super().fit(
+                tf.data.Dataset.from_tensors(0),
+                epochs=epochs, verbose=verbose, callbacks=callbacks, initial_epoch=initial_epoch, shuffle=False,
+                validation_data=validation_data, validation_freq=validation_freq,
+            )  # fmt: skip
+        finally:
+            self._feed = None
+        if restore_best:
+            self.restore_best_members()
+        if history.epoch and history.epoch[0] > initial_epoch:  # resumed from a backup: History goes on from there
+            history.epoch = list(range(initial_epoch, history.epoch[-1] + 1))
+            logs = self.epoch_logs[-len(history.epoch) :]
+            history.history = {name: [log[name] for log in logs if name in log] for name in logs[-1]}
+        return history
+
+    def restore_best_members(self):
+        """Give each member the weights of its best epoch in the last `fit`; a member with none keeps its own."""
+        known = np.isfinite(self.best_losses)[:, None, None]
+        for best, weight in zip(self.best_weights, self._weights_of_members(), strict=True):
+            weight.assign(tf.where(known, best, weight))
+
+    def adapt(self, bursts):
+        """Learn the range of the data and, where the model normalises, its scales; `fit` does it when still undone.
+
+        Args:
+            bursts: training bursts `(sample, burst_length, state)`.
+        """
+        bursts = _checks.bursts(self, bursts, "bursts")
+        flat = bursts.reshape(-1, self.state_dim).astype("float64")
+        self.data_range.assign(np.stack([flat.min(0), flat.max(0)]))
+        if self.normalization:
+            increments = np.diff(bursts.astype("float64"), axis=1).reshape(-1, self.state_dim)
+            for name, scale in [("states", flat.std(0)), ("increments", increments.std(0))]:
+                if np.any(scale == 0):
+                    raise ValueError(f"the {name} of variable {int(np.argmin(scale))} do not vary: leave it out.")
+            self.input_mean.assign(flat.mean(0)[:, None])
+            self.input_scale.assign(flat.std(0)[:, None])
+            self.increment_scale.assign(increments.std(0)[:, None])
+        self.adapted.assign(1)
+
+    def evaluate(self, x=None, *, batch_size=5000, **kwargs):
+        """Return the mean over members of the multi-step loss over bursts `(sample, burst_length, state)`."""
+        if not isinstance(x, tf.data.Dataset) and x is not None:  # None: Keras scores validation data it holds
+            x = _batches(_checks.bursts(self, x, "x"), batch_size)
+        return super().evaluate(x, **kwargs)
+
+    def evaluate_members(self, bursts, *, batch_size=5000) -> np.ndarray:
+        """Return each member's multi-step loss over bursts `(sample, burst_length, state)`, `(member,)`."""
+        self.evaluate(bursts, batch_size=batch_size, verbose=0)
+        return self.loss_tracker.per_member().numpy()
+
+    # Forecasting ----------------------------------------------------------------------------------------------------
+
+    def predict(self, x, *, batch_size=5000, **kwargs):
+        """Return one step of the ensemble's mean, `(trajectory, state)`, for histories `(trajectory, n_M + 1, state)`."""
+        return super().predict(_batches(_checks.history(self, x), batch_size), **kwargs)
+
+    def forecast(self, history, steps: int, *, average: str | None = "step") -> np.ndarray:
+        """Predict the states that follow a history.
+
+        With `average="step"` all members advance from the same window and their mean is the next state of all: the
+        paper's ensemble averaging. With `average=None` each member follows its own states.
+
+        Args:
+            history: `(trajectory, n_M + 1, state)` in the data's units, oldest entry first.
+            steps: steps to predict; any number, without recompiling.
+            average: "step" or None.
+
+        Returns:
+            The predicted steps only: `(trajectory, steps, state)`, or `(member, trajectory, steps, state)` for None.
+            Trajectories that turn non-finite, or leave ten times the range of the training data, are returned as
+            they are and reported in a warning with the first such step.
+
+        Raises:
+            ValueError: for a history of the wrong shape or not finite, or steps below 1.
+
+        Source: paper, Section 4.4, ensemble averaging.
+        """
+        _checks.count("steps", steps, 1)
+        if average not in ("step", None):
+            raise ValueError(f"average={average!r}: expected 'step' (the mean at each step) or None (members apart).")
+        window = _to_lanes(tf.convert_to_tensor(_checks.history(self, history)))  # (1, feature, trajectory)
+        if average is None:
+            window = tf.repeat(window, self.members, axis=0)
+        chunks = []
+        for start in range(0, steps, FORECAST_CHUNK):
+            count = min(FORECAST_CHUNK, steps - start)
+            window, states = self._roll(window, tf.constant(count))
+            chunks.append(states.numpy()[:count])
+        states = np.moveaxis(
+            np.concatenate(chunks), (0, 1, 2, 3), (2, 0, 3, 1)
+        )  # (member or 1, trajectory, step, state)
+        self._report_runaways(states)
+        return states if average is None else states[0]
+
+    def _roll(self, window, count):
+        """Run `_forecast_chunk` with the shared program."""
+        return _engines.program(self._engine(), "_forecast_chunk")(window, count)
+
+    def _forecast_chunk(self, window, count):
+        """Make `count` steps, at most FORECAST_CHUNK; returns the last window and (step, member or 1, state, batch)."""
+
+        def body(step, window, states):
+            state = self.advance(window)
+            if window.shape[0] != self.members:
+                state = tf.reduce_mean(state, axis=0, keepdims=True)
+            return step + 1, self._shift(window, state), states.write(step, state)
+
+        shape = (window.shape[0], self.state_dim, window.shape[2])
+        states = tf.TensorArray(window.dtype, size=FORECAST_CHUNK, element_shape=shape)
+        _, window, states = tf.while_loop(lambda step, *_: step < count, body, (0, window, states))
+        return window, states.stack()
+
+    def _report_runaways(self, states):
+        """Warn of trajectories `(member or 1, trajectory, step, state)` that are not finite or far out of range."""
+        low, high = np.asarray(self.data_range, "float64")
+        bad = ~np.isfinite(states)
+        if int(self.adapted):
+            with np.errstate(invalid="ignore"):
+                bad |= np.abs(states - (low + high) / 2) > 10 * (high - low)
+        bad = bad.any(axis=(0, 3))  # (trajectory, step)
+        if bad.any():
+            first = np.where(bad.any(axis=1), bad.argmax(axis=1), bad.shape[1])
+            warnings.warn(
+                f"{int(bad.any(axis=1).sum())} of {len(bad)} forecasts turned non-finite or left ten times the range of "
+                f"the training data, the first (trajectory {int(first.argmin())}) at step {int(first.min()) + 1}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    # Members, files -------------------------------------------------------------------------------------------------
+
+    def member(self, index: int) -> "FlowMap":
+        """Return one member as a model of its own, not compiled.
+
+        Args:
+            index: position in this model, 0 to members - 1.
+        """
+        if not 0 <= index < self.members:
+            raise ValueError(f"member({index!r}): this model holds members 0 to {self.members - 1}.")
+        alone = FlowMap.from_config({**self.get_config(), "members": [self.member_ids[index]], "name": None})
+        for mine, its in zip(self.variables, alone.variables, strict=True):
+            stacked = mine.shape != its.shape or mine.shape[:1] == (self.members,) == its.shape[:1]
+            its.assign(mine[index : index + 1] if stacked else mine)
+        alone.member_losses = self.member_losses[:, index : index + 1]
+        return alone
+
+    def get_config(self):
+        names = ("state_dim", "memory_steps", "hidden", "residual", "normalization", "seed", "time_step", "state_names")
+        return {
+            "name": self.name,
+            "dtype": self.dtype_policy.name,
+            **{name: getattr(self, name) for name in names},
+            "members": list(self.member_ids),
+            "activation": keras.activations.serialize(self.activation),
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+        }
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        store["member_losses"] = self.member_losses
+        store["epoch_logs"] = np.frombuffer(json.dumps(self.epoch_logs).encode(), "uint8")
+
+    def load_own_variables(self, store):
+        self.member_losses = np.array(store["member_losses"])
+        self.epoch_logs = json.loads(np.array(store["epoch_logs"]).tobytes())
+        record = ("member_losses", "epoch_logs")
+        super().load_own_variables({key: store[key] for key in store.keys() if key not in record})  # noqa: SIM118
+
+    def export(self, filepath, **kwargs):
+        """Write a SavedModel whose `serve(history, steps)` forecasts, for use without this package.
+
+        Args:
+            filepath: folder to write.
+            **kwargs: passed to `keras.export.ExportArchive.write_out`.
+        """
+
+        def serve(history, steps):
+            def body(step, window, states):
+                state = tf.reduce_mean(self.advance(window), axis=0, keepdims=True)
+                return step + 1, self._shift(window, state), states.write(step, state)
+
+            window, states = _to_lanes(history), tf.TensorArray(history.dtype, size=steps)
+            shapes = (tf.TensorShape([]), tf.TensorShape([1, window.shape[1], None]), tf.TensorShape(None))
+            loop = tf.while_loop(lambda step, *_: step < steps, body, (0, window, states), shape_invariants=shapes)
+            return tf.transpose(loop[2].stack()[:, 0], (2, 0, 1))
+
+        archive = keras.export.ExportArchive()
+        archive.track(self)
+        shape = (None, self.memory_steps + 1, self.state_dim)
+        signature = [tf.TensorSpec(shape, self.compute_dtype, "history"), tf.TensorSpec((), "int32", "steps")]
+        archive.add_endpoint("serve", serve, input_signature=signature)
+        archive.write_out(filepath, **kwargs)
+
+
+class _EpochLogs(keras.callbacks.Callback):
+    """Keep each epoch's logs with the model, ahead of all other callbacks, so that a backup holds them."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.epoch_logs.append({name: float(value) for name, value in (logs or {}).items()})
+
+
+class _Feed:
+    """Hold the bursts of a running fit on the device, and draw each epoch's order of them."""
+
+    def __init__(self, bursts, batch_size):
+        self.bursts, self.batch_size = tf.constant(bursts), batch_size
+
+    def order(self, seed, member_ids, epoch):
+        """Return the epoch's sample numbers, `(step, member, batch)`, and the remainder `(member, rest)`."""
+        samples = self.bursts.shape[0]
+        orders = np.stack(
+            [np.random.default_rng([seed, member, epoch, 1]).permutation(np.int32(samples)) for member in member_ids]
+        )
+        steps = samples // self.batch_size
+        full = orders[:, : steps * self.batch_size].reshape(len(member_ids), steps, self.batch_size)
+        return tf.constant(full.swapaxes(0, 1), "int32"), tf.constant(orders[:, steps * self.batch_size :], "int32")
+
+
+def load(path) -> FlowMap:
+    """Load a saved flow map: `keras.saving.load_model` with the class known.
+
+    Raises:
+        ValueError: if the file holds another kind of model.
+    """
+    model = keras.saving.load_model(path)
+    if not isinstance(model, FlowMap):
+        raise ValueError(f"{path} holds a {type(model).__name__}, expected a FlowMap saved by model.save('x.keras').")
+    return model
+
+
+def _to_lanes(entries):
+    """Move `(batch, time, state)` or `(member, batch, time, state)` to lanes `(member or 1, time * state, batch)`."""
+    if entries.shape.rank == 3:
+        entries = entries[None]
+    members, _, times, states = entries.shape
+    return tf.transpose(tf.reshape(entries, (members, -1, times * states)), (0, 2, 1))
+
+
+def _batches(array, batch_size):
+    """Return an array as a dataset of batches, in its own type: Keras would cast float64 to its default float."""
+    return tf.data.Dataset.from_tensor_slices(array).batch(batch_size)

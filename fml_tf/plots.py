@@ -1,0 +1,121 @@
+"""Figures of a flow map: arrays in, axes out. Each takes `ax=None` and returns the axes it drew on."""
+
+import pathlib
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+
+STYLE = str(pathlib.Path(__file__).with_name("fml.mplstyle"))
+TRUTH, MEAN, BASELINE, MARK = "black", "#0072B2", "#D55E00", "0.45"
+BASELINE_STYLES = ("--", ":", "-.")
+
+
+def use_style():
+    """Use the package's style for all figures that follow."""
+    mpl.style.use(STYLE)
+
+
+def loss(member_losses, *, decades: float = 2.0, ax=None):
+    """Draw each member's training loss against the epoch, and the paper's two decades below the start.
+
+    Args:
+        member_losses: `(epoch, member)`, see `FlowMap.member_losses`.
+        decades: fall of the loss to mark, from the mean of the first epoch; 0 marks none.
+        ax: axes to draw on; new ones by default.
+    """
+    ax = ax or plt.subplots()[1]
+    member_losses = np.asarray(member_losses)
+    epochs = np.arange(1, len(member_losses) + 1)
+    ax.semilogy(epochs, member_losses, color=MEAN, alpha=0.35, linewidth=0.7)
+    ax.semilogy(epochs, member_losses.mean(axis=1), color=MEAN, label="mean of members")
+    if decades:
+        mark = member_losses[0].mean() / 10**decades
+        ax.axhline(mark, color=MARK, linestyle="--", linewidth=1, label=f"{decades:g} decades below the first epoch")
+    ax.set(xlabel="epoch", ylabel="multi-step loss")
+    ax.legend(loc="upper right")
+    return ax
+
+
+def trajectories(times, truth, prediction=None, *, members=None, names=None, train_end=None, axes=None):
+    """Draw one trajectory's variables against time, one panel each.
+
+    Args:
+        times: `(time,)`.
+        truth: `(time, state)`.
+        prediction: `(time, state)` of the ensemble, or None.
+        members: `(member, time, state)` of members on their own, drawn thin, or None.
+        names: names of the variables.
+        train_end: time where the training trajectories end, marked by a dashed line.
+        axes: one axes a variable; new ones by default.
+    """
+    truth = np.asarray(truth)
+    if axes is None:
+        axes = plt.subplots(1, truth.shape[1], figsize=(3.5 * truth.shape[1], 2.8), squeeze=False)[1][0]
+    names = names or [f"x{i + 1}" for i in range(truth.shape[1])]
+    for i, (ax, name) in enumerate(zip(axes, names, strict=True)):
+        ax.plot(times, truth[:, i], color=TRUTH, label="truth")
+        if members is not None:
+            ax.plot(times, np.asarray(members)[:, :, i].T, color=MEAN, alpha=0.3, linewidth=0.6)
+        if prediction is not None:
+            ax.plot(times, np.asarray(prediction)[:, i], color=MEAN, linestyle="--", label="flow map")
+        _mark_end(ax, train_end)
+        ax.set(xlabel="time", ylabel=name)
+    axes[0].legend()
+    return axes
+
+
+def phase_plane(states, prediction=None, *, names=("x1", "x2"), domain=None, ax=None):
+    """Draw trajectories in the plane of two variables.
+
+    Args:
+        states: true trajectories `(trajectory, time, 2)`.
+        prediction: forecasts of the same shape, or None.
+        names: names of the two variables.
+        domain: ((low, high), (low, high)) of the initial conditions, drawn as a box.
+        ax: axes to draw on; new ones by default.
+    """
+    ax = ax or plt.subplots(figsize=(4, 3.6))[1]
+    states = np.asarray(states)
+    for i, path in enumerate(states):
+        ax.plot(*path.T, color=TRUTH, linewidth=0.9, label="truth" if i == 0 else None)
+        ax.plot(*path[0], color=TRUTH, marker="o", markersize=2.5)
+        if prediction is not None:
+            label = "flow map" if i == 0 else None
+            ax.plot(*np.asarray(prediction)[i].T, color=MEAN, linestyle="--", linewidth=1.4, label=label)
+    if domain is not None:
+        (left, right), (bottom, top) = domain
+        box = plt.Rectangle((left, bottom), right - left, top - bottom, fill=False, color=MARK, linestyle=":")
+        ax.add_patch(box).set_label("initial conditions")
+    ax.set(xlabel=names[0], ylabel=names[1])
+    ax.legend()
+    return ax
+
+
+def error(times, errors, *, baselines=None, train_end=None, ax=None):
+    """Draw the mean l2 error against time on a log scale, with the 10 to 90 % band over trajectories.
+
+    Args:
+        times: `(time,)`.
+        errors: `(trajectory, time)`, see `metrics.l2_error`.
+        baselines: name → errors `(trajectory, time)` of other forecasts, drawn as dashed means.
+        train_end: time where the training trajectories end, marked by a dashed line.
+        ax: axes to draw on; new ones by default.
+    """
+    ax = ax or plt.subplots()[1]
+    errors = np.asarray(errors)
+    low, high = np.percentile(errors, [10, 90], axis=0)
+    ax.fill_between(times, low, high, color=MEAN, alpha=0.2, linewidth=0, label="10 to 90 % of trajectories")
+    ax.semilogy(times, errors.mean(axis=0), color=MEAN, label="flow map, mean")
+    for i, (name, other) in enumerate((baselines or {}).items()):
+        style = BASELINE_STYLES[i % len(BASELINE_STYLES)]
+        ax.semilogy(times, np.asarray(other).mean(axis=0), color=BASELINE, linestyle=style, label=f"{name}, mean")
+    _mark_end(ax, train_end)
+    ax.set(xlabel="time", ylabel="ℓ2 error")
+    ax.legend()
+    return ax
+
+
+def _mark_end(ax, train_end):
+    if train_end is not None:
+        ax.axvline(train_end, color=MARK, linestyle="--", linewidth=1, label="end of training trajectories")

@@ -1,0 +1,196 @@
+"""Results as data: each notebook run writes `metrics.json` and figures; committed ones say when they are stale."""
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import pathlib
+import platform
+import shutil
+
+import numpy as np
+
+from fml_tf import problems
+
+#: Raise by hand when a change of the package can change the numbers of a standard run; makes every notebook stale.
+NUMERICS = 1
+
+#: The repository, where the package is installed from one with `pip install -e .`.
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+#: What every metrics.json holds.
+KEYS = (
+    "benchmark", "preset", "parameters", "seeds", "versions", "device", "data_hash", "seconds", "loss_initial",
+    "loss_final", "loss_decades", "mean_error", "max_error", "error_times", "errors", "bounded_fraction",
+)  # fmt: skip
+
+#: Figures of committed runs that the README shows, kept beside the metrics.
+README_FIGURES = {"5.1.1": ("trajectory", "error")}
+
+
+def run_folder(problem, out_dir: str | None = None) -> pathlib.Path:
+    """Return the folder that a run writes to, made if needed.
+
+    Args:
+        problem: the benchmark's record.
+        out_dir: a folder of your choice; None for `runs/<benchmark>-<preset>` in the repository, or below the
+            current folder where the package is installed without one.
+
+    Raises:
+        ValueError: if it cannot be made or written to.
+    """
+    base = ROOT if (ROOT / "notebooks").is_dir() else pathlib.Path.cwd()
+    folder = pathlib.Path(out_dir).expanduser() if out_dir else base / "runs" / f"{problem.id}-{problem.preset}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {folder} ({error.strerror}): give another out_dir.") from error
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"the folder {folder} cannot be written to: give another out_dir.")
+    return folder
+
+
+def describe(problem, errors, *, loss_initial, loss_final, bounded_fraction, **given) -> dict:
+    """Return the record of a run, ready for `write_metrics`.
+
+    Args:
+        problem: the benchmark's record.
+        errors: l2 errors over test trajectories, `(trajectory, time)`, see `metrics.l2_error`.
+        loss_initial, loss_final: each member's loss over the training set before training and with its best
+            weights, `(member,)`.
+        bounded_fraction: fraction of the forecasts that stayed bounded.
+        **given: `seeds`, `data_hash`, `seconds`, and whatever else the run reports.
+    """
+    from fml_tf._tensorflow import gpus  # here alone is TensorFlow needed
+
+    errors = np.asarray(errors, "float64")
+    average = errors.mean(axis=0)
+    return {
+        "benchmark": problem.id,
+        "preset": problem.preset,
+        "parameters": problem.numbers(),
+        "versions": versions(),
+        "device": {"name": "GPU" if gpus else "CPU", "machine": platform.machine(), "cores": os.cpu_count()},
+        "loss_initial": loss_initial,
+        "loss_final": loss_final,
+        "loss_decades": float(np.min(np.log10(np.asarray(loss_initial) / np.asarray(loss_final)))),
+        "mean_error": average.mean(),
+        "max_error": average.max(),
+        "error_times": (np.arange(errors.shape[1]) + 1) * problem.time_step,
+        "errors": average,
+        "bounded_fraction": bounded_fraction,
+        **given,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    names = ("fml_tf", "tensorflow", "keras", "numpy", "scipy")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
+
+
+def write_metrics(folder, values: dict) -> pathlib.Path:
+    """Write `metrics.json`, whole or not at all; numbers that are not finite become null.
+
+    Args:
+        folder: where, see `run_folder`.
+        values: at least the keys in `KEYS`, see `describe`.
+
+    Raises:
+        ValueError: if a key is missing.
+    """
+    missing = [key for key in KEYS if key not in values]
+    if missing:
+        raise ValueError(f"metrics lack {', '.join(missing)}: results.describe gives most of them.")
+    path = pathlib.Path(folder) / "metrics.json"
+    _replace(path, lambda part: part.write_text(json.dumps(_plain(values), indent=1, allow_nan=False) + "\n"))
+    return path
+
+
+def read_metrics(folder) -> dict:
+    """Return the values of a folder's `metrics.json`."""
+    return json.loads((pathlib.Path(folder) / "metrics.json").read_text())
+
+
+def write_figure(folder, name: str, figure) -> pathlib.Path:
+    """Write a figure as PNG, or in another format where `name` ends with one, whole or not at all."""
+    path = pathlib.Path(folder) / (name if "." in name else f"{name}.png")
+    _replace(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
+    return path
+
+
+def committed(benchmark: str, preset: str = "standard") -> pathlib.Path:
+    """Return the path of a benchmark's committed metrics."""
+    return ROOT / "results" / preset / f"{benchmark}.json"
+
+
+def notebook_of(benchmark: str) -> pathlib.Path:
+    """Return the path of a benchmark's notebook.
+
+    Raises:
+        ValueError: for an unknown benchmark, or an installation without notebooks.
+    """
+    problems.get(benchmark)
+    found = sorted((ROOT / "notebooks").glob(benchmark.replace(".", "_") + "_*.ipynb"))
+    if not found:
+        raise ValueError(
+            f"no notebook of {benchmark} at {ROOT / 'notebooks'}: clone the repository and install it with "
+            "'pip install -e .'."
+        )
+    return found[0]
+
+
+def source_hash(benchmark: str, preset: str = "standard") -> str:
+    """Return a hash of what decides a notebook's numbers: its code cells, its record, and `NUMERICS`."""
+    cells = json.loads(notebook_of(benchmark).read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    record = _plain(problems.get(benchmark, preset).numbers())
+    return hashlib.sha256(json.dumps([code, record, NUMERICS]).encode()).hexdigest()[:16]
+
+
+def is_stale(benchmark: str) -> bool:
+    """Say whether a committed notebook was executed with other code, another record, or other numerics."""
+    path = committed(benchmark)
+    return not path.exists() or json.loads(path.read_text()).get("source") != source_hash(benchmark)
+
+
+def commit_run(benchmark: str, executed, folder) -> None:
+    """Put an executed standard notebook, and its metrics with the source hash, where the committed ones stand."""
+    notebook = json.loads(pathlib.Path(executed).read_text())
+    notebook["metadata"].pop("papermill", None)
+    for cell in notebook["cells"]:
+        for name in ("papermill", "execution"):
+            cell["metadata"].pop(name, None)
+    notebook["metadata"]["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    values = read_metrics(folder)
+    target = committed(benchmark)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    _replace(notebook_of(benchmark), lambda part: part.write_text(text))
+    values["source"] = source_hash(benchmark)
+    _replace(target, lambda part: part.write_text(json.dumps(values, indent=1) + "\n"))
+    for name in README_FIGURES.get(benchmark, ()):
+        figure = pathlib.Path(folder) / f"{name}.png"
+        _replace(target.with_name(f"{benchmark}-{name}.png"), lambda part, figure=figure: shutil.copy(figure, part))
+
+
+def _replace(path, write):
+    """Let `write` fill a file beside `path`, then move it there in one step."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        write(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _plain(value):
+    """Return a value as JSON knows it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
