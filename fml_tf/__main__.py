@@ -60,7 +60,14 @@ def _execute(notebook, executed, parameters):
     import papermill  # slow to import, and needed here alone
 
     try:
-        papermill.execute_notebook(notebook, executed, parameters, kernel_name="python3", cwd=notebook.parent)
+        papermill.execute_notebook(
+            notebook,
+            executed,
+            parameters,
+            kernel_name="python3",
+            cwd=notebook.parent,
+            extra_arguments=["--log-level=ERROR"],
+        )
     except papermill.PapermillExecutionError as error:
         click.echo(f"cell [{error.exec_count}] of {notebook.name} failed: {error.ename}: {error.evalue}", err=True)
         click.echo(f"the partial notebook: {_shown(executed)}", err=True)

@@ -44,7 +44,7 @@ def sample_bursts(problem, *, seed: int = 0) -> np.ndarray:
     return bursts.reshape(-1, *bursts.shape[2:])
 
 
-def test_trajectories(problem, *, seed: int = 1, steps: int | None = None) -> np.ndarray:
+def sample_trajectories(problem, *, seed: int = 1, steps: int | None = None) -> np.ndarray:
     """Return trajectories from fresh initial conditions of the same law, to test a forecast on.
 
     Args:
@@ -65,9 +65,6 @@ def test_trajectories(problem, *, seed: int = 1, steps: int | None = None) -> np
         states = step(states)
         entries.append(states[:, problem.observed])
     return np.stack(entries, axis=1)
-
-
-test_trajectories.__test__ = False  # a name that pytest would otherwise collect
 
 
 def cut_bursts(

@@ -20,8 +20,8 @@ def l2_error(prediction, truth) -> np.ndarray:
     prediction, truth = np.asarray(prediction, "float64"), np.asarray(truth, "float64")
     if prediction.shape != truth.shape or prediction.ndim != 3:
         raise ValueError(
-            f"prediction has shape {prediction.shape}, truth {truth.shape}: expected the same (trajectory, time, state). "
-            "A forecast holds the predicted steps only: leave out the n_M + 1 history entries of the truth."
+            f"prediction has shape {prediction.shape}, truth {truth.shape}: expected the same (trajectory, time, "
+            "state). A forecast holds the predicted steps only: leave out the n_M + 1 history entries of the truth."
         )
     if not np.isfinite(truth).all():
         raise ValueError("truth holds NaN or infinite values: leave those trajectories out.")

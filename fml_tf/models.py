@@ -5,6 +5,7 @@ and a weight `(member, out, in)` holds every member's own. A window is a history
 `((memory_steps + 1) * state_dim)` features, oldest entry first.
 """
 
+import itertools
 import json
 import os
 import warnings
@@ -124,7 +125,7 @@ class FlowMap(keras.Model):
     def _weights_of_members(self):
         return [variable for layer in self.dense_layers for variable in (layer.kernel, layer.bias)]
 
-    # One step, many steps -------------------------------------------------------------------------------------------
+    # One step, many steps ------------------------------------------------------------------------------------
 
     def advance(self, window, members=slice(None)):
         """Make one step of every member: the next states `(member, state, batch)` of windows `(member or 1, (n_M + 1)
@@ -169,7 +170,7 @@ class FlowMap(keras.Model):
         window = _to_lanes(tf.ensure_shape(history, (None, self.memory_steps + 1, self.state_dim)))
         return tf.transpose(tf.reduce_mean(self.advance(window), axis=0))
 
-    # Training -------------------------------------------------------------------------------------------------------
+    # Training ------------------------------------------------------------------------------------------------
 
     def compile(self, optimizer="adam", *, jit_compile=True, run_eagerly=False, **kwargs):
         """Choose the optimiser; the loss is the paper's multi-step loss.
@@ -185,8 +186,8 @@ class FlowMap(keras.Model):
         refused = sorted(name for name, value in kwargs.items() if value not in (None, [], 1, True))
         if refused:
             raise ValueError(
-                f"compile() got {', '.join(refused)}: a flow map's loss is the multi-step loss of the paper, and it takes "
-                "no other. Compare forecasts with fml_tf.metrics."
+                f"compile() got {', '.join(refused)}: a flow map's loss is the multi-step loss of the paper; "
+                "it takes no other. Compare forecasts with fml_tf.metrics."
             )
         optimizer = keras.optimizers.get(optimizer)
         _checks.uncoupled(optimizer)
@@ -228,7 +229,7 @@ class FlowMap(keras.Model):
         """
         groups = max(1, min(os.cpu_count() or 1, 4, self.members // 4)) if not gpus else 1
         edges = [round(i * self.members / groups) for i in range(groups + 1)]
-        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [slice(start, end) for start, end in itertools.pairwise(edges)]
 
     def train_step(self, data):
         """Update all members on one batch: bursts `(batch, burst_length, state)`, or one batch a member in front.
@@ -422,10 +423,10 @@ class FlowMap(keras.Model):
         self.evaluate(bursts, batch_size=batch_size, verbose=0)
         return self.loss_tracker.per_member().numpy()
 
-    # Forecasting ----------------------------------------------------------------------------------------------------
+    # Forecasting ---------------------------------------------------------------------------------------------
 
     def predict(self, x, *, batch_size=5000, **kwargs):
-        """Return one step of the ensemble's mean, `(trajectory, state)`, for histories `(trajectory, n_M + 1, state)`."""
+        """Return the ensemble's mean next state `(trajectory, state)` of histories `(trajectory, n_M + 1, state)`."""
         return super().predict(_batches(_checks.history(self, x), batch_size), **kwargs)
 
     def forecast(self, history, steps: int, *, average: str | None = "step") -> np.ndarray:
@@ -495,13 +496,13 @@ class FlowMap(keras.Model):
         if bad.any():
             first = np.where(bad.any(axis=1), bad.argmax(axis=1), bad.shape[1])
             warnings.warn(
-                f"{int(bad.any(axis=1).sum())} of {len(bad)} forecasts turned non-finite or left ten times the range of "
-                f"the training data, the first (trajectory {int(first.argmin())}) at step {int(first.min()) + 1}.",
+                f"{int(bad.any(axis=1).sum())} of {len(bad)} forecasts turned non-finite or left ten times the range "
+                f"of the training data, the first (trajectory {int(first.argmin())}) at step {int(first.min()) + 1}.",
                 RuntimeWarning,
                 stacklevel=3,
             )
 
-    # Members, files -------------------------------------------------------------------------------------------------
+    # Members, files ------------------------------------------------------------------------------------------
 
     def member(self, index: int) -> "FlowMap":
         """Return one member as a model of its own, not compiled.

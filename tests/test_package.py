@@ -1,0 +1,84 @@
+"""The package: what importing it does, and that its files agree with one another."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def python(code, **environment):
+    """Run code in a fresh process with a changed environment (None removes a variable)."""
+    env = {**os.environ, **environment}
+    env = {name: value for name, value in env.items() if value is not None}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+
+
+def test_import_selects_tensorflow_quietly_and_loads_nothing():
+    code = """
+import sys, os, json
+import fml_tf
+from fml_tf import data, metrics, problems, systems
+print(json.dumps([os.environ["KERAS_BACKEND"], os.environ["TF_CPP_MIN_LOG_LEVEL"], "tensorflow" in sys.modules,
+                  "keras" in sys.modules]))
+"""
+    done = python(code, KERAS_BACKEND=None, TF_CPP_MIN_LOG_LEVEL=None)
+    assert json.loads(done.stdout) == ["tensorflow", "3", False, False]
+    kept = python("import fml_tf, os; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])", TF_CPP_MIN_LOG_LEVEL="0")
+    assert kept.stdout.strip() == "0"
+
+
+def test_another_keras_backend_is_refused():
+    done = python("import fml_tf", KERAS_BACKEND="jax")
+    assert done.returncode != 0
+    assert "needs Keras on the TensorFlow backend, but this process uses 'jax'" in done.stderr
+
+
+def test_models_import_prints_nothing():
+    done = python("import fml_tf.models; fml_tf.models.FlowMap(1).forecast([[[0.5]]], 3)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_failing_import_shows_what_was_held_back():
+    code = "from fml_tf import _tensorflow as t\nwith t._hold_back_stderr():\n import os; os.write(2, b'why'); 1 / 0"
+    done = python(code)
+    assert "why" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_pins_satisfy_the_ranges_and_conda_uses_them():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "requirements.txt").read_text(), re.M))
+    needed = project["dependencies"] + project["optional-dependencies"]["dev"]
+    for requirement in needed:
+        name, low = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
+        have, least = (tuple(map(int, re.findall(r"\d+", v))) for v in (pins[name], low))
+        assert have >= least, requirement
+    assert "-r requirements.txt" in (ROOT / "environment.yml").read_text()
+
+
+def test_installed_versions_are_the_pinned_ones():
+    import importlib.metadata
+
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "requirements.txt").read_text(), re.M))
+    if not (ROOT / ".venv").exists() or not sys.prefix.startswith(str(ROOT)):
+        pytest.skip("not in the environment that make sets up")
+    for name in ("tensorflow", "keras", "numpy", "scipy", "papermill", "jupyterlab", "nbval"):
+        assert importlib.metadata.version(name) == pins[name]
+
+
+def test_addresses_of_the_repository_agree():
+    """One place to change when the project moves: every other mention must equal it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    owner = project["urls"]["Repository"].removeprefix("https://github.com/")
+    files = [ROOT / "README.md", ROOT / "CITATION.cff", *sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    for file in files:
+        found = re.findall(r"(?:github\.com|colab\.research\.google\.com/github)/([\w-]+/[\w-]+)", file.read_text())
+        assert found, f"{file.name} names no repository"
+        assert set(found) == {owner}, file.name

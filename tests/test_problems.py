@@ -1,0 +1,71 @@
+"""Problems: the paper's numbers, the presets, and what is refused."""
+
+import pytest
+
+from fml_tf import problems, systems
+
+#: The key-parameter list of the paper, typed anew from its Section 5.
+TABLE = {
+    "5.1.1": dict(
+        time_step=0.01, domain=((0, 2), (0, 2)), n_trajectories=10_000, trajectory_length=200, n_bursts=5,
+        n_samples=50_000, memory_steps=0, multi_steps=10, burst_length=12, hidden=(10, 10, 10), learning_rate=1e-4,
+        epochs=10_000, members=10, schedule="constant", batch_size=200, n_test=100, horizon=200,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("benchmark", sorted(problems.PAPER))
+def test_paper_preset_is_the_papers_table(benchmark):
+    problem = problems.get(benchmark, "paper")
+    for name, value in TABLE[benchmark].items():
+        assert getattr(problem, name) == value, name
+    assert problem.id == benchmark
+
+
+@pytest.mark.parametrize("benchmark", sorted(problems.PAPER))
+def test_standard_keeps_data_network_and_members(benchmark):
+    paper, standard = problems.get(benchmark, "paper"), problems.get(benchmark)
+    for name in ("system", "n_samples", "hidden", "members", "memory_steps", "multi_steps", "horizon", "n_test"):
+        assert getattr(standard, name) == getattr(paper, name), name
+    assert sorted(problems.PRESETS[benchmark]) == ["paper", "quick", "standard"]
+
+
+def test_observed_variables_carry_their_names():
+    assert problems.get("5.1.1").system is systems.SMALL_LINEAR
+    assert problems.get("5.1.1").state_names == ("y1", "y2")
+
+
+def test_overrides_replace_and_none_keeps():
+    problem = problems.get("5.1.1", "quick", members=3, epochs=None, hidden=[4, 4])
+    assert (problem.members, problem.hidden) == (3, (4, 4))
+    assert problem.epochs == problems.get("5.1.1", "quick").epochs
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: problems.get("5.1.9"), "unknown benchmark '5.1.9'.*Known: 5.1.1"),
+        (lambda: problems.get("5.1.1", "fast"), "unknown preset 'fast'.*Known: paper, standard, quick"),
+        (lambda: problems.get("5.1.1", "standrd"), "Did you mean 'standard'"),
+        (lambda: problems.get("5.1.1", memory_step=3), "unknown field of a problem.*Did you mean 'memory_steps'"),
+        (lambda: problems.get("5.1.1", memory_steps=-1), "memory_steps=-1: expected a whole number, 0 or more"),
+        (lambda: problems.get("5.1.1", multi_steps=-1), "multi_steps=-1: expected a whole number, 0 or more"),
+        (lambda: problems.get("5.1.1", multi_steps=2.0), "multi_steps=2.0"),
+        (lambda: problems.get("5.1.1", members=0), "members=0"),
+        (lambda: problems.get("5.1.1", learning_rate=-1.0), "learning_rate=-1.0: expected a positive number"),
+        (lambda: problems.get("5.1.1", learning_rate="1e-3"), "learning_rate='1e-3': expected a positive number"),
+        (lambda: problems.get("5.1.1", schedule="linear"), "expected one of constant, cosine, cyclic"),
+        (lambda: problems.get("5.1.1", hidden=()), "expected the nodes of each hidden layer"),
+        (lambda: problems.get("5.1.1", multi_steps=199), "a burst of .* = 0 \\+ 199 \\+ 2 = 201 entries does not fit"),
+        (lambda: problems.get("5.1.1", n_bursts=190), "n_bursts=190 bursts do not fit .* has 189 places"),
+    ],
+)
+def test_bad_names_and_values_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_numbers_are_plain_and_complete():
+    numbers = problems.get("5.1.1").numbers()
+    assert numbers["system"] == "small linear system"
+    assert numbers["memory_steps"] == 0

@@ -1,0 +1,64 @@
+"""Training: schedules at known steps, the loss-decay check, and quiet progress."""
+
+import numpy as np
+import pytest
+
+from fml_tf import training
+from fml_tf.models import keras
+
+
+def test_cosine_falls_from_first_to_final():
+    rate = training.learning_rate("cosine", 3e-3, final=1e-6, steps=1000)
+    values = [float(rate(step)) for step in (0, 500, 1000, 5000)]
+    np.testing.assert_allclose(values, [3e-3, (3e-3 + 1e-6) / 2, 1e-6, 1e-6], rtol=1e-4)
+
+
+def test_cyclic_is_a_triangle_between_its_bounds():
+    rate = training.learning_rate("cyclic", 1e-3, final=1e-4, steps=100, cycles=5)
+    values = [float(rate(step)) for step in (0, 5, 10, 15, 20, 30)]
+    np.testing.assert_allclose(values, [1e-4, 5.5e-4, 1e-3, 5.5e-4, 1e-4, 1e-3], rtol=1e-5)
+
+
+def test_cyclic_survives_serialisation_and_training(bursts, compiled):
+    rate = training.CyclicLearningRate(1e-4, 1e-2, 10)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(rate))
+    assert again.get_config() == rate.get_config()
+    model = compiled(optimizer=keras.optimizers.Adam(rate))
+    history = model.fit(bursts(40), batch_size=8, epochs=5, verbose=0)
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_constant_is_the_number():
+    assert training.learning_rate("constant", 1e-4, steps=10) == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: training.learning_rate("step", 1e-3, steps=10), "expected constant, cosine or cyclic"),
+        (lambda: training.learning_rate("cosine", 1e-3, final=1e-2, steps=10), "final=0.01 is above rate=0.001"),
+        (lambda: training.CyclicLearningRate(1e-3, 1e-4, 10), "expected 0 <= lower < upper"),
+        (lambda: training.CyclicLearningRate(1e-4, 1e-3, 1), "at least 2 training steps"),
+        (lambda: training.loss_decay([1.0], [1.0, 2.0]), "expected one loss a member"),
+        (lambda: training.loss_decay([1.0], [np.nan]), "losses must be positive"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_loss_decay_counts_decades_and_warns_of_members_below_two():
+    np.testing.assert_allclose(training.loss_decay([1.0, 10.0], [1e-3, 1e-3]), [3, 4])
+    with pytest.warns(UserWarning, match="member\\(s\\) 1, 2 fell by less than 2 decades"):
+        training.loss_decay([1.0, 1.0, 1.0], [1e-4, 0.5, 0.02])
+
+
+def test_progress_prints_a_plain_line_every_so_many_epochs(bursts, compiled, capsys):
+    progress = training.Progress(every=4)
+    compiled().fit(bursts(40), batch_size=8, epochs=10, verbose=0, callbacks=[progress])
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[1].split("/")[0]) for line in lines] == [1, 4, 8, 10]
+    assert all("loss" in line and "learning rate 1.0e-03" in line and "\r" not in line for line in lines)
+    assert len(progress.epoch_seconds) == 10
+    assert 0 <= progress.compile_seconds <= progress.epoch_seconds[0]
