@@ -78,7 +78,7 @@ def _parameters(notebook, given):
     """Return -p NAME VALUE pairs as values of the types that the notebook's parameters cell declares."""
     import papermill
 
-    declared = papermill.inspect_notebook(notebook)
+    declared = papermill.inspect_notebook(notebook) if given else {}
     values = {}
     for name, text in given:
         problems.check_known("parameter", name, declared)

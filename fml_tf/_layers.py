@@ -47,6 +47,9 @@ class MemberDense(keras.layers.Layer):
         """Return the layer's outputs `(member, units, batch)` for inputs `(member or 1, feature, batch)`."""
         return _affine(self.kernel[members], self.bias[members], inputs)
 
+    def compute_output_shape(self, input_shape):
+        return (len(self.member_ids), self.units, input_shape[2])
+
     def get_config(self):
         initializer = keras.initializers.serialize(self.kernel_initializer)
         own = dict(units=self.units, member_ids=self.member_ids, seed=self.seed, place=self.place)

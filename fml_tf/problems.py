@@ -92,8 +92,8 @@ def _check_field(name, value, declared):
     if name in _AT_LEAST:
         _checks.count(name, value, _AT_LEAST[name])
     elif declared is float:
-        low_ok = value >= 0 if name == "final_learning_rate" else value > 0
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low_ok:
+        zero = name == "final_learning_rate"  # which alone may be zero
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or (value == 0 and not zero):
             raise ValueError(f"{name}={value!r}: expected a positive number.")
     elif name == "hidden":
         if not value or not all(isinstance(n, int) and n > 0 for n in value):

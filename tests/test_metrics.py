@@ -8,7 +8,7 @@ from fml_tf import metrics
 
 def test_l2_error_is_the_norm_over_the_state():
     truth = np.zeros((2, 3, 2))
-    prediction = truth + [3.0, 4.0]
+    prediction = truth + np.array([3.0, 4.0])
     np.testing.assert_array_equal(metrics.l2_error(prediction, truth), np.full((2, 3), 5.0))
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 mpl.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-from fml_tf import plots  # noqa: E402
+from fml_tf import plots
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,64 @@
+"""The command line: what it runs, and what it refuses before running anything."""
+
+import pathlib
+
+import nbformat
+import pytest
+from click.testing import CliRunner
+
+from fml_tf import __main__ as cli
+from fml_tf import results
+
+
+@pytest.fixture
+def invoke():
+    """Call the command line in this process and return its result."""
+    return lambda *arguments: CliRunner().invoke(cli.main, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "5.9.9"], "unknown benchmark '5.9.9'"),
+        (["run", "5.1.1", "--preset", "fast"], "unknown preset 'fast'"),
+        (["run", "5.1.1", "-p", "epoch", "3"], "unknown parameter 'epoch'. Did you mean 'epochs'?"),
+        (["run", "5.1.1", "-p", "epochs", "many"], "parameter epochs='many': expected int"),
+        (["run", "5.1.1", "-p", "learning_rate", "fast"], "expected float"),
+        (["run", "5.1.1", "-p", "preset", "quick"], "give preset with --preset"),
+        (["run", "5.1.1", "--out", "/dev/null/x"], "give another out_dir"),
+        (["notebooks", "5.9.9"], "unknown benchmark"),
+    ],
+)
+def test_bad_calls_are_refused_with_exit_code_2(invoke, arguments, message):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+
+
+def test_parameters_take_the_declared_types():
+    notebook = results.notebook_of("5.1.1")
+    given = [("epochs", "3"), ("learning_rate", "1e-4"), ("activation", "gelu")]
+    assert cli._parameters(notebook, given) == {"epochs": 3, "learning_rate": 1e-4, "activation": "gelu"}
+
+
+def test_fresh_notebooks_are_left_alone(invoke, monkeypatch):
+    monkeypatch.setattr(cli, "_execute", lambda *_: pytest.fail("executed"))
+    done = invoke("notebooks", "5.1.1")
+    assert done.exit_code == 0
+    assert done.output == "5.1.1: up to date\n"
+
+
+def test_a_failing_cell_is_named_and_the_partial_notebook_kept(invoke, tmp_path, monkeypatch):
+    cells = [
+        nbformat.v4.new_code_cell("preset: str = 'quick'\nout_dir: str = None"),
+        nbformat.v4.new_code_cell("1 / 0"),
+    ]
+    cells[0]["metadata"]["tags"] = ["parameters"]
+    source = tmp_path / "broken.ipynb"
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), source)
+    monkeypatch.setattr(results, "notebook_of", lambda benchmark: source)
+    done = invoke("run", "5.1.1", "--preset", "quick", "--out", tmp_path / "a b")
+    assert done.exit_code == 1
+    assert "of broken.ipynb failed: ZeroDivisionError: division by zero" in done.output
+    assert pathlib.Path(tmp_path / "a b" / "broken.ipynb").exists()

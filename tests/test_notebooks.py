@@ -1,0 +1,110 @@
+"""Notebooks: the committed ones are executed and clean, and each runs from top to bottom with the quick preset."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import nbformat
+import papermill
+import pytest
+from papermill.parameterize import parameterize_notebook
+
+from fml_tf import problems, results
+
+NOTEBOOKS = sorted((results.ROOT / "notebooks").rglob("*.ipynb"))
+BENCHMARKS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
+
+
+def ids(path):
+    return path.stem
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
+def test_committed_notebook_is_executed_and_clean(path):
+    text, notebook = path.read_text(), nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "in order, from a clean kernel"
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    assert not re.search(r"/(home|root|tmp|work|Users)/|[A-Z]:\\\\", json.dumps(outputs)), "an absolute path"
+    assert "warning" not in json.dumps([o.get("text", "") for o in outputs]).lower()
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "papermill" not in notebook.metadata
+    assert not [cell for cell in notebook.cells if "papermill" in cell.metadata]
+    assert len(text) < 700_000
+    titles = [c.source for c in notebook.cells if c.cell_type == "markdown" and re.match(r"# ", c.source)]
+    assert len(titles) == 1
+    assert len(cells) <= 25
+    assert sorted(len(c.source.splitlines()) for c in cells)[len(cells) // 2] <= 10
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=ids)
+def test_parameters_cell_is_tagged_literal_typed_and_explained(path):
+    notebook = nbformat.read(path, as_version=4)
+    tagged = [cell for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1
+    parameters = papermill.inspect_notebook(path)
+    assert {"preset", "members", "epochs", "memory_steps", "multi_steps", "train_seed", "out_dir"} <= set(parameters)
+    for name, parameter in parameters.items():
+        assert parameter["inferred_type_name"] in ("str", "int", "float"), name
+        assert parameter["help"], name
+    shown = subprocess.run(
+        [sys.executable, "-m", "papermill", "--help-notebook", str(path)], capture_output=True, text=True, timeout=120
+    ).stdout
+    for name, parameter in parameters.items():
+        pattern = rf"{name}: {parameter['inferred_type_name']} \(default .*?\)\s+{re.escape(parameter['help'][:20])}"
+        assert re.search(pattern, shown), f"{name} in papermill --help-notebook:\n{shown}"
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=ids)
+def test_notebook_runs_with_quick_under_nbval(path, tmp_path):
+    """Parameterise a copy with quick, as papermill would, and let nbval run it: no cell may fail, and the outputs of
+    cells tagged nbval-check-output, which no preset changes, must equal the committed ones."""
+    notebook = nbformat.read(path, as_version=4)
+    quick = parameterize_notebook(notebook, {"preset": "quick", "out_dir": str(tmp_path / "out")})
+    copy = tmp_path / path.name
+    nbformat.write(quick, copy)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--nbval-lax",
+        "--nbval-cell-timeout=300",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run([*command, copy.name], cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert f"{len(code_cells(quick))} passed" in done.stdout
+    values = results.read_metrics(tmp_path / "out")
+    assert values["preset"] == "quick"
+    assert values["loss_decades"] > 2
+    assert values["mean_error"] < values["baseline_errors"]["persistence"] / 20, "visibly learnt"
+    assert len(list((tmp_path / "out").glob("*.png"))) >= 3
+
+
+@pytest.mark.parametrize("benchmark", sorted(problems.PAPER))
+def test_papermill_keeps_the_parameters_tag_and_takes_values(benchmark, tmp_path):
+    """Run through the command line, as a user would, with one parameter changed and a folder with a space."""
+    out = tmp_path / "my run"
+    command = [sys.executable, "-m", "fml_tf", "run", benchmark, "--preset", "quick", "--out", str(out)]
+    options = ["-p", "epochs", "3", "-p", "n_trajectories", "200", "-p", "members", "1"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=600, env={**os.environ})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"mean ℓ2 error +\d\.\d+e[+-]\d+ over \d+ steps and 100 test trajectories", done.stdout)
+    executed = nbformat.read(out / results.notebook_of(benchmark).name, as_version=4)
+    tags = [tag for cell in executed.cells for tag in cell.metadata.get("tags", [])]
+    assert tags.count("parameters") == 1
+    assert tags.count("injected-parameters") == 1
+    values = results.read_metrics(out)
+    assert values["parameters"]["epochs"] == 3
+    assert len(values["loss_final"]) == 1
