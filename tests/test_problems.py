@@ -46,7 +46,7 @@ def test_overrides_replace_and_none_keeps():
     [
         (lambda: problems.get("5.1.9"), "unknown benchmark '5.1.9'.*Known: 5.1.1"),
         (lambda: problems.get("5.1.1", "fast"), "unknown preset 'fast'.*Known: paper, standard, quick"),
-        (lambda: problems.get("5.1.1", "standart"), "Did you mean 'standard'"),
+        (lambda: problems.get("5.1.1", "standardd"), "Did you mean 'standard'"),
         (lambda: problems.get("5.1.1", memory_step=3), "unknown field of a problem.*Did you mean 'memory_steps'"),
         (lambda: problems.get("5.1.1", memory_steps=-1), "memory_steps=-1: expected a whole number, 0 or more"),
         (lambda: problems.get("5.1.1", multi_steps=-1), "multi_steps=-1: expected a whole number, 0 or more"),
