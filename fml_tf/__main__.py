@@ -66,7 +66,7 @@ def _execute(notebook, executed, parameters):
             parameters,
             kernel_name="python3",
             cwd=notebook.parent,
-            extra_arguments=["--log-level=ERROR"],
+            extra_arguments=["--log-level=CRITICAL"],
         )
     except papermill.PapermillExecutionError as error:
         click.echo(f"cell [{error.exec_count}] of {notebook.name} failed: {error.ename}: {error.evalue}", err=True)

@@ -18,7 +18,7 @@ def sample_bursts(problem, *, seed: int = 0) -> np.ndarray:
 
     Args:
         problem: the benchmark's record, see `problems.get`.
-        seed: seed of the training data.
+        seed: seed of the training data; the same number given to `sample_trajectories` draws others.
 
     Returns:
         Bursts, `(n_samples, burst_length, observed state)`, float64; the bursts of one trajectory stand together.
@@ -27,7 +27,7 @@ def sample_bursts(problem, *, seed: int = 0) -> np.ndarray:
         >>> sample_bursts(problems.get("5.1.1", "quick")).shape
         (5000, 12, 2)
     """
-    rng = np.random.default_rng(seed)
+    rng = _stream(seed, "train")
     states = _initial_states(problem, problem.n_trajectories, rng)
     starts = _draw_starts(
         np.full(problem.n_trajectories, problem.trajectory_length), problem.burst_length, problem.n_bursts, rng
@@ -49,7 +49,7 @@ def sample_trajectories(problem, *, seed: int = 1, steps: int | None = None) -> 
 
     Args:
         problem: the benchmark's record.
-        seed: seed of the test data; must differ from that of the training data.
+        seed: seed of the test data.
         steps: steps to predict after the given history; by default the record's `horizon`.
 
     Returns:
@@ -57,7 +57,8 @@ def sample_trajectories(problem, *, seed: int = 1, steps: int | None = None) -> 
         forecast is given, the first of all the initial condition.
     """
     steps = problem.horizon if steps is None else steps
-    rng = np.random.default_rng(seed)
+    _checks.count("steps", steps, 1)
+    rng = _stream(seed, "test")
     states = _initial_states(problem, problem.n_test, rng)
     step = problem.system.flow(problem.time_step)
     entries = [states[:, problem.observed]]
@@ -128,6 +129,12 @@ def fingerprint(array: np.ndarray) -> str:
     digest = hashlib.sha256(f"{array.shape}{array.dtype}".encode())
     digest.update(array)
     return digest.hexdigest()[:16]
+
+
+def _stream(seed, purpose):
+    """Return the generator of one purpose: training and test data differ even where their seeds are the same."""
+    _checks.count("seed", seed, 0)
+    return np.random.default_rng([seed, ("train", "test").index(purpose)])
 
 
 def _initial_states(problem, count, rng):

@@ -275,7 +275,7 @@ class FlowMap(keras.Model):
         def train_function(iterator):
             next(iterator)
             order = self._feed.order(self.seed, self.member_ids, len(self.member_losses))
-            engine = self if self.run_eagerly else self._engine()
+            engine = self._engine()
             _engines.program(engine, "_train_epoch")(self._feed.bursts, *order)
             self.copy_state(engine)
             self.member_losses = np.vstack([self.member_losses, self.loss_tracker.per_member()])
