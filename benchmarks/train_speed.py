@@ -49,11 +49,12 @@ def flow_map(bursts, batch, args):
     order = feed.order(0, model.member_ids, 0)
 
     def step():
-        run = _engines.program(_engines.of(model), "_train_epoch")
-        start = time.perf_counter()
-        run(feed.bursts, *order)
-        _engines.of(model).loss_tracker.total.numpy()
-        return time.perf_counter() - start
+        with _engines.borrowed(model) as engine:
+            run = _engines.program(engine, "_train_epoch")
+            start = time.perf_counter()
+            run(feed.bursts, *order)
+            engine.loss_tracker.total.numpy()  # waits for the end
+            return time.perf_counter() - start
 
     return fit, step
 

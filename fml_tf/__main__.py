@@ -1,5 +1,6 @@
 """The command line: `python -m fml_tf`, or `fml`."""
 
+import dataclasses
 import pathlib
 import sys
 
@@ -24,8 +25,9 @@ def run(benchmark, preset, parameters, out_dir):
     """Run a benchmark's notebook through papermill, for instance 5.1.1."""
     try:
         notebook = results.notebook_of(benchmark)
-        problem = problems.get(benchmark, preset)
         values = _parameters(notebook, parameters)
+        fields = {field.name for field in dataclasses.fields(problems.Problem)}
+        problem = problems.get(benchmark, preset, **{name: v for name, v in values.items() if name in fields})
         folder = results.run_folder(problem, out_dir).resolve()
     except ValueError as error:
         raise click.UsageError(str(error)) from error

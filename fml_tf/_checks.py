@@ -16,23 +16,61 @@ def architecture(state_dim, memory_steps, hidden, members, normalization, state_
     """Check a flow map's arguments; return the indices of its members."""
     for name, value, low in [("state_dim", state_dim, 1), ("memory_steps", memory_steps, 0), ("seed", seed, 0)]:
         count(name, value, low)
-    if isinstance(hidden, int) or not len(hidden):
+    if not isinstance(hidden, list | tuple) or not len(hidden):
         raise ValueError(f"hidden={hidden!r}: expected the nodes of each hidden layer, for instance (10, 10, 10).")
     for nodes in hidden:
         count("hidden", nodes, 1)
-    ids = tuple(range(members)) if isinstance(members, int | np.integer) else tuple(int(i) for i in members)
-    if not ids or min(ids) < 0 or len(set(ids)) < len(ids):
+    if isinstance(members, int | np.integer) and not isinstance(members, bool):
+        ids = tuple(range(members))
+    else:
+        ids = tuple(members) if isinstance(members, list | tuple | range) else ()
+    whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) and i >= 0 for i in ids)
+    if not ids or not whole or len(set(ids)) < len(ids):
         raise ValueError(f"members={members!r}: expected at least one member, or distinct indices from 0 on.")
+    ids = tuple(int(i) for i in ids)
     if normalization not in (None, "standard"):
         raise ValueError(f"normalization={normalization!r}: expected None (the paper's plain form) or 'standard'.")
-    if state_names is not None and len(state_names) != state_dim:
+    if state_names is not None and (isinstance(state_names, str) or len(state_names) != state_dim):
         raise ValueError(f"state_names={state_names!r}: expected {state_dim} names, one for each variable.")
     if policy.compute_dtype != policy.variable_dtype or policy.compute_dtype not in ("float32", "float64"):
         raise ValueError(
-            f"dtype {policy.name!r} computes in {policy.compute_dtype}: a flow map's increments are lost in half "
-            "precision. Use 'float32' or 'float64'."
+            f"dtype {policy.name!r} computes in {policy.compute_dtype}: use 'float32' or 'float64'; a flow "
+            "map's increments are lost in half precision."
         )
     return ids
+
+
+def elementwise(activation):
+    """Refuse activations that look beyond one entry: on the batch axis they would mix trajectories."""
+    name = activation if isinstance(activation, str) else getattr(activation, "__name__", "")
+    if name in ("softmax", "log_softmax", "sparsemax", "glu"):
+        raise ValueError(f"activation={name!r} is not elementwise: use tanh, gelu, relu, silu or the like.")
+
+
+def compile_options(given):
+    """Refuse options of Keras's compile that do not apply, and names that it does not know."""
+    known = ("loss", "loss_weights", "metrics", "weighted_metrics", "steps_per_execution", "auto_scale_loss")
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"compile() does not know {name!r}: it takes optimizer, jit_compile and run_eagerly.")
+        if name == "steps_per_execution" and value not in (None, 1):
+            raise ValueError("steps_per_execution is not needed: fit runs a whole epoch in one call.")
+        if name != "auto_scale_loss" and value not in (None, [], 1):
+            raise ValueError(
+                f"compile() got {name}: a flow map's loss is the multi-step loss of the paper; it takes no other. "
+                "Compare forecasts with fml_tf.metrics."
+            )
+
+
+def savable(filepath, activation):
+    """Refuse to write a file that could not be loaded again."""
+    if not str(filepath).endswith(".keras"):
+        raise ValueError(f"cannot save to {filepath}: expected a name that ends with .keras.")
+    if getattr(activation, "__name__", "") == "<lambda>":
+        raise ValueError(
+            "a file cannot hold a lambda as activation: define a function, register it with "
+            "keras.saving.register_keras_serializable, and build the model with it."
+        )
 
 
 def bursts(model, values, name):
@@ -76,7 +114,12 @@ def _states(model, array, name):
 
 
 def _finite(values, name, dtype):
-    array = np.asarray(values)
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} has masked entries: cut the trajectories there, the model bridges no gaps.")
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{name} is no array, its parts differ in shape: {error}.") from error
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{name} has type {array.dtype}: expected real numbers.")
     with np.errstate(over="ignore"):
@@ -92,6 +135,11 @@ def _finite(values, name, dtype):
 
 def uncoupled(optimizer):
     """Refuse optimisers and options that look at a whole stacked weight, and so couple the members."""
+    if type(optimizer).__name__ in ("LossScaleOptimizer", "MultiOptimizer") or optimizer.loss_scale_factor:
+        raise ValueError(
+            f"{type(optimizer).__name__}: loss scaling, or several optimisers in one, are not supported; it serves "
+            "half precision, which a flow map does not use. Give one plain optimiser."
+        )
     for option in ("clipnorm", "global_clipnorm"):
         if getattr(optimizer, option, None):
             raise ValueError(
@@ -105,7 +153,7 @@ def uncoupled(optimizer):
         )
 
 
-def callbacks(given, optimizer):
+def callbacks(given, optimizer, restore_best):
     """Return callbacks as a list; refuse those that act on single batches, or fight a schedule."""
     from fml_tf._tensorflow import keras  # this module also serves those that do without TensorFlow
 
@@ -114,11 +162,21 @@ def callbacks(given, optimizer):
     hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
     base, schedules = keras.callbacks.Callback, keras.optimizers.schedules
     scheduled = isinstance(getattr(optimizer, "_learning_rate", None), schedules.LearningRateSchedule)
+    if restore_best and getattr(optimizer, "use_ema", False):
+        raise ValueError("use_ema averages the last weights, restore_best replaces them: fit with restore_best=False.")
     for callback in given:
         kind = type(callback)
-        per_batch = not kind.__module__.startswith("keras.") and any(
-            getattr(kind, h) is not getattr(base, h) for h in hooks
-        )
+        if not isinstance(callback, base):
+            raise ValueError(
+                f"callbacks hold {callback!r}: expected Keras callbacks, called as in EarlyStopping('loss')."
+            )
+        if getattr(callback, "restore_best_weights", False):
+            raise ValueError(
+                f"{kind.__name__}(restore_best_weights=True) goes by the mean over members: leave it out, each member "
+                "already ends with the weights of its own best epoch."
+            )
+        owners = [next(c for c in kind.__mro__ if hook in vars(c)) for hook in hooks]
+        per_batch = not all(owner.__module__.startswith("keras.") for owner in owners)
         per_batch |= isinstance(callback, keras.callbacks.LambdaCallback) and any(h in vars(callback) for h in hooks)
         frequencies = [getattr(callback, name, "epoch") for name in ("save_freq", "update_freq")]
         if per_batch or any(f not in ("epoch", False) for f in frequencies):

@@ -1,23 +1,39 @@
 """Compiled programs, shared between models of the same structure.
 
 XLA keeps a compiled program for as long as the process lives. Models that differ only in their values (weights, seed,
-which members, a plain learning rate) therefore run the programs of one of them, the engine, with their own state copied
-in: the second such model compiles nothing, and building models in a loop costs no memory. Copying some forty small
-arrays takes about a millisecond a call.
+which members, a plain learning rate) therefore run the programs of one of them, the engine, with their own state
+copied in: the second such model compiles nothing, and building models in a loop costs no memory. Each new structure
+(another network, optimiser or learning-rate schedule) does cost its programs. Copying some forty small arrays takes a
+few milliseconds a call.
+
+A model that may hold more than its configuration tells (a subclass, frozen layers, an optimiser of the user's own) is
+its own engine and shares nothing.
 """
 
+import contextlib
 import json
+import threading
 
 from fml_tf._tensorflow import keras, tf
 
 _ENGINES = {}
+_LOCK = threading.RLock()  # an engine serves one model at a time
 
 
-def of(model):
-    """Return the engine of a model's structure, built at the first call; a model that runs eagerly is its own."""
-    if model.run_eagerly:
+@contextlib.contextmanager
+def borrowed(model):
+    """Lend the engine of a model, with the model's state in it, to the block."""
+    with _LOCK:
+        engine = _of(model)
+        engine.copy_state(model)
+        yield engine
+
+
+def _of(model):
+    """Return the engine of a model's structure, built at the first call."""
+    key = None if model.run_eagerly or not _is_plain(model) else _structure(model)
+    if key is None:
         return model
-    key = _structure(model)
     if key not in _ENGINES:
         config = {**model.get_config(), "members": model.members, "activation": model.activation}
         engine = type(model).from_config({**config, "kernel_initializer": "zeros"})
@@ -26,6 +42,21 @@ def of(model):
             engine.compile(clone, jit_compile=model.jit_compile)
         _ENGINES[key] = engine
     return _ENGINES[key]
+
+
+def _is_plain(model):
+    """Say whether a model's configuration and variables are all there is to it."""
+    optimizer = model.optimizer
+    own_class = not type(model).__module__.startswith("fml_tf.")
+    frozen = not model.trainable or not all(layer.trainable for layer in model.dense_layers)
+    custom = optimizer is not None and (
+        not type(optimizer).__module__.startswith("keras.")
+        or bool(getattr(optimizer, "_exclude_from_weight_decay", None))
+        or bool(getattr(optimizer, "_exclude_from_weight_decay_pattern", None))
+    )
+    rate = getattr(optimizer, "_learning_rate", None)
+    foreign = callable(rate) and not type(rate).__module__.startswith(("keras.", "fml_tf."))
+    return not (own_class or frozen or custom or foreign)
 
 
 def state(model):

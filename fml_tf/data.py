@@ -152,12 +152,14 @@ def _draw_starts(lengths, burst_length, n_bursts, rng):
 def _checked_series(trajectories: Sequence) -> list[np.ndarray]:
     """Return a user's trajectories as a list of float64 arrays (time, state), or say what is wrong with which."""
     series = []
-    for number, entries in enumerate(trajectories):
+    for number, entries in enumerate(trajectories if trajectories is not None else []):
+        if np.ma.is_masked(entries) or np.iscomplexobj(entries):
+            raise ValueError(f"trajectory {number} has masked or complex entries: split it at gaps, give real numbers.")
         try:
             entries = np.asarray(entries, "float64")
         except (TypeError, ValueError) as error:
             raise ValueError(f"trajectory {number} cannot be read as numbers: {error}") from error
-        if entries.ndim != 2:
+        if entries.ndim != 2 or not entries.shape[1]:
             raise ValueError(
                 f"trajectory {number} has shape {entries.shape}, expected (time, state): give an array (trajectory, "
                 "time, state) or a list of arrays (time, state); a single variable needs a last axis of length 1."

@@ -16,8 +16,8 @@ import numpy as np
 from fml_tf import _checks, _engines, _layers
 from fml_tf._tensorflow import gpus, keras, tf
 
-#: Steps that one compiled call of a forecast can make; any number of steps is made of such calls.
-FORECAST_CHUNK = 500
+#: Steps that one compiled call of a forecast can make, for short forecasts and for all others.
+FORECAST_CHUNKS = (16, 500)
 
 
 @keras.saving.register_keras_serializable(package="fml_tf")
@@ -32,12 +32,12 @@ class FlowMap(keras.Model):
         state_dim: d, number of observed variables.
         memory_steps: n_M, past entries the network sees beyond the present one; 0 for a fully observed system.
         hidden: nodes of each hidden layer.
-        activation: a Keras activation name or function; the paper does not name one.
+        activation: a Keras activation name or an elementwise function; the paper does not name one.
         members: ensemble size (members 0 to members - 1), or the indices of the members to hold: `members=(3,)` is
             member 3 of any ensemble with the same seed.
         residual: False predicts x_{n+1} = N_m(...) itself, the paper's first form.
         normalization: None for the paper's plain form; "standard" scales each observed variable to mean 0 and
-            deviation 1 at the input and the network's output to the deviation of the one-step increments, learnt
+            deviation 1 at the input and the network's output to the root mean square of the one-step increments, learnt
             by `adapt` and fixed from then on. Data go in and come out in their own units.
         kernel_initializer: Keras initializer of the weights.
         seed: seed of initial weights and sample order, together with member and epoch.
@@ -77,6 +77,7 @@ class FlowMap(keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        _checks.elementwise(activation)
         ids = _checks.architecture(
             state_dim, memory_steps, hidden, members, normalization, state_names, seed, self.dtype_policy
         )
@@ -124,6 +125,10 @@ class FlowMap(keras.Model):
 
     def _weights_of_members(self):
         return [variable for layer in self.dense_layers for variable in (layer.kernel, layer.bias)]
+
+    def _per_member(self):
+        """Return the variables whose first axis is the member."""
+        return [*self._weights_of_members(), self.best_losses, *self.best_weights]
 
     # One step, many steps ------------------------------------------------------------------------------------
 
@@ -183,20 +188,18 @@ class FlowMap(keras.Model):
         Raises:
             ValueError: for an optimiser or option that would couple the members, or a loss, metrics or weights.
         """
-        refused = sorted(name for name, value in kwargs.items() if value not in (None, [], 1, True))
-        if refused:
-            raise ValueError(
-                f"compile() got {', '.join(refused)}: a flow map's loss is the multi-step loss of the paper; "
-                "it takes no other. Compare forecasts with fml_tf.metrics."
-            )
+        _checks.compile_options(kwargs)
         optimizer = keras.optimizers.get(optimizer)
         _checks.uncoupled(optimizer)
+        self.programs = {}
         super().compile(
             optimizer=optimizer, loss=None, jit_compile=jit_compile and not run_eagerly, run_eagerly=run_eagerly
         )
         optimizer.build(self.trainable_variables)
 
     def get_compile_config(self):
+        if self.optimizer is None:
+            return None
         options = {"jit_compile": self.jit_compile, "run_eagerly": self.run_eagerly}
         return {"optimizer": keras.optimizers.serialize(self.optimizer), **options}
 
@@ -275,9 +278,9 @@ class FlowMap(keras.Model):
         def train_function(iterator):
             next(iterator)
             order = self._feed.order(self.seed, self.member_ids, len(self.member_losses))
-            engine = self._engine()
-            _engines.program(engine, "_train_epoch")(self._feed.bursts, *order)
-            self.copy_state(engine)
+            with _engines.borrowed(self) as engine:
+                _engines.program(engine, "_train_epoch")(self._feed.bursts, *order)
+                self.copy_state(engine)
             self.member_losses = np.vstack([self.member_losses, self.loss_tracker.per_member()])
             return {"loss": self.loss_tracker.result()}
 
@@ -288,7 +291,8 @@ class FlowMap(keras.Model):
 
         def test_function(iterator):
             bursts = next(iterator)
-            losses = _engines.program(self._engine(), "burst_losses")(_to_lanes(bursts))
+            with _engines.borrowed(self) as engine:
+                losses = _engines.program(engine, "burst_losses")(_to_lanes(bursts))
             self.loss_tracker.update_state(losses, len(bursts))
             return {"loss": self.loss_tracker.result()}
 
@@ -296,16 +300,9 @@ class FlowMap(keras.Model):
 
     def make_predict_function(self, force=False):
         """Let Keras's loop predict batches with the shared program."""
-        one = tf.constant(1)
         self.predict_function = lambda batches: tf.concat(
-            [tf.transpose(self._roll(_to_lanes(batch), one)[1][0, 0]) for batch in batches], axis=0
+            [tf.transpose(self._roll(_to_lanes(batch), 1, FORECAST_CHUNKS[0])[1][0, 0]) for batch in batches], axis=0
         )
-
-    def _engine(self):
-        """Return the model that runs the compiled programs of all models like this one, with this one's state in it."""
-        engine = _engines.of(self)
-        engine.copy_state(self)
-        return engine
 
     def copy_state(self, other):
         """Take over the values of a model of the same structure: weights, scales, optimiser and trackers."""
@@ -358,15 +355,19 @@ class FlowMap(keras.Model):
                 "member, and runs whole epochs on the device."
             )
         self._assert_compile_called("fit")
-        callbacks = _checks.callbacks(callbacks, self.optimizer)
+        callbacks = _checks.callbacks(callbacks, self.optimizer, restore_best)
         bursts = _checks.bursts(self, x, "x")
-        _checks.count("batch_size", batch_size, 1)
+        counts = dict(batch_size=batch_size, epochs=epochs, validation_freq=validation_freq)
+        for name, value in {**counts, "validation_batch_size": validation_batch_size or batch_size}.items():
+            _checks.count(name, value, 1)
         if batch_size > len(bursts):
             raise ValueError(f"batch_size={batch_size} is larger than the data, {len(bursts)} bursts: lower it.")
         if validation_data is not None:
             validation_data = _checks.bursts(self, validation_data, "validation_data")
             validation_data = _batches(validation_data, validation_batch_size or batch_size)
-        if not int(self.adapted):
+        if int(self.adapted):
+            self._widen_range(bursts)
+        else:
             self.adapt(bursts)
         self.best_losses.assign(np.full(self.members, np.inf))
         self._feed = _Feed(bursts, batch_size)
@@ -379,6 +380,14 @@ class FlowMap(keras.Model):
             )  # fmt: skip
         finally:
             self._feed = None
+        lost = np.flatnonzero(~np.isfinite(self.best_losses.numpy()))
+        if history.epoch and len(lost):
+            warnings.warn(
+                f"member(s) {', '.join(map(str, lost))} never had a finite loss, and turn the ensemble's mean to NaN: "
+                "train with a lower learning rate, or leave them out with members=(...).",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if restore_best:
             self.restore_best_members()
         if history.epoch and history.epoch[0] > initial_epoch:  # resumed from a backup: History goes on from there
@@ -399,22 +408,29 @@ class FlowMap(keras.Model):
         Args:
             bursts: training bursts `(sample, burst_length, state)`.
         """
-        bursts = _checks.bursts(self, bursts, "bursts")
-        flat = bursts.reshape(-1, self.state_dim).astype("float64")
-        self.data_range.assign(np.stack([flat.min(0), flat.max(0)]))
+        bursts = _checks.bursts(self, bursts, "bursts").astype("float64")
+        states = bursts.reshape(-1, self.state_dim)
+        self.data_range.assign(np.stack([states.min(0), states.max(0)]))
         if self.normalization:
-            increments = np.diff(bursts.astype("float64"), axis=1).reshape(-1, self.state_dim)
-            for name, scale in [("states", flat.std(0)), ("increments", increments.std(0))]:
-                if np.any(scale == 0):
-                    raise ValueError(f"the {name} of variable {int(np.argmin(scale))} do not vary: leave it out.")
-            self.input_mean.assign(flat.mean(0)[:, None])
-            self.input_scale.assign(flat.std(0)[:, None])
-            self.increment_scale.assign(increments.std(0)[:, None])
+            increments = np.diff(bursts, axis=1).reshape(-1, self.state_dim)
+            rounding = 1e-6 * np.abs(states).max(0)  # below it a variable or its increments count as constant
+            for variable, scale in [
+                (self.input_scale, states.std(0)),
+                (self.increment_scale, np.sqrt((increments**2).mean(0))),
+            ]:
+                variable.assign(np.where(scale > rounding, scale, 1.0)[:, None])
+            self.input_mean.assign(states.mean(0)[:, None])
         self.adapted.assign(1)
+
+    def _widen_range(self, bursts):
+        """Take the states of further training data into the range that forecasts are held against."""
+        low, high = self.data_range.numpy()
+        self.data_range.assign(np.stack([np.minimum(low, bursts.min((0, 1))), np.maximum(high, bursts.max((0, 1)))]))
 
     def evaluate(self, x=None, *, batch_size=5000, **kwargs):
         """Return the mean over members of the multi-step loss over bursts `(sample, burst_length, state)`."""
-        if not isinstance(x, tf.data.Dataset) and x is not None:  # None: Keras scores validation data it holds
+        if not kwargs.get("_use_cached_eval_dataset"):  # which fit sets for validation data it has checked
+            _checks.count("batch_size", batch_size, 1)
             x = _batches(_checks.bursts(self, x, "x"), batch_size)
         return super().evaluate(x, **kwargs)
 
@@ -427,6 +443,7 @@ class FlowMap(keras.Model):
 
     def predict(self, x, *, batch_size=5000, **kwargs):
         """Return the ensemble's mean next state `(trajectory, state)` of histories `(trajectory, n_M + 1, state)`."""
+        _checks.count("batch_size", batch_size, 1)
         return super().predict(_batches(_checks.history(self, x), batch_size), **kwargs)
 
     def forecast(self, history, steps: int, *, average: str | None = "step") -> np.ndarray:
@@ -451,15 +468,16 @@ class FlowMap(keras.Model):
         Source: paper, Section 4.4, ensemble averaging.
         """
         _checks.count("steps", steps, 1)
+        size = next((size for size in FORECAST_CHUNKS if steps <= size), FORECAST_CHUNKS[-1])
         if average not in ("step", None):
             raise ValueError(f"average={average!r}: expected 'step' (the mean at each step) or None (members apart).")
         window = _to_lanes(tf.convert_to_tensor(_checks.history(self, history)))  # (1, feature, trajectory)
         if average is None:
             window = tf.repeat(window, self.members, axis=0)
         chunks = []
-        for start in range(0, steps, FORECAST_CHUNK):
-            count = min(FORECAST_CHUNK, steps - start)
-            window, states = self._roll(window, tf.constant(count))
+        for start in range(0, int(steps), size):
+            count = min(size, int(steps) - start)
+            window, states = self._roll(window, count, size)
             chunks.append(states.numpy()[:count])
         states = np.moveaxis(
             np.concatenate(chunks), (0, 1, 2, 3), (2, 0, 3, 1)
@@ -467,12 +485,13 @@ class FlowMap(keras.Model):
         self._report_runaways(states)
         return states if average is None else states[0]
 
-    def _roll(self, window, count):
+    def _roll(self, window, count, size):
         """Run `_forecast_chunk` with the shared program."""
-        return _engines.program(self._engine(), "_forecast_chunk")(window, count)
+        with _engines.borrowed(self) as engine:
+            return _engines.program(engine, "_forecast_chunk")(window, tf.constant(count), size)
 
-    def _forecast_chunk(self, window, count):
-        """Make `count` steps, at most FORECAST_CHUNK; returns the last window and (step, member or 1, state, batch)."""
+    def _forecast_chunk(self, window, count, size):
+        """Make `count` steps, at most `size`; returns the last window and (step, member or 1, state, batch)."""
 
         def body(step, window, states):
             state = self.advance(window)
@@ -481,17 +500,18 @@ class FlowMap(keras.Model):
             return step + 1, self._shift(window, state), states.write(step, state)
 
         shape = (window.shape[0], self.state_dim, window.shape[2])
-        states = tf.TensorArray(window.dtype, size=FORECAST_CHUNK, element_shape=shape)
+        states = tf.TensorArray(window.dtype, size=size, element_shape=shape)
         _, window, states = tf.while_loop(lambda step, *_: step < count, body, (0, window, states))
         return window, states.stack()
 
     def _report_runaways(self, states):
         """Warn of trajectories `(member or 1, trajectory, step, state)` that are not finite or far out of range."""
-        low, high = np.asarray(self.data_range, "float64")
+        low, high = self.data_range.numpy().astype("float64")
+        width = np.maximum(high - low, 1e-3 * max(np.abs([low, high]).max(), 1e-30))  # a constant has none of its own
         bad = ~np.isfinite(states)
         if int(self.adapted):
             with np.errstate(invalid="ignore"):
-                bad |= np.abs(states - (low + high) / 2) > 10 * (high - low)
+                bad |= np.abs(states - (low + high) / 2) > 10 * width
         bad = bad.any(axis=(0, 3))  # (trajectory, step)
         if bad.any():
             first = np.where(bad.any(axis=1), bad.argmax(axis=1), bad.shape[1])
@@ -510,12 +530,14 @@ class FlowMap(keras.Model):
         Args:
             index: position in this model, 0 to members - 1.
         """
-        if not 0 <= index < self.members:
+        if not isinstance(index, int | np.integer) or not 0 <= index < self.members:
             raise ValueError(f"member({index!r}): this model holds members 0 to {self.members - 1}.")
-        alone = FlowMap.from_config({**self.get_config(), "members": [self.member_ids[index]], "name": None})
-        for mine, its in zip(self.variables, alone.variables, strict=True):
-            stacked = mine.shape != its.shape or mine.shape[:1] == (self.members,) == its.shape[:1]
-            its.assign(mine[index : index + 1] if stacked else mine)
+        live = {"activation": self.activation, "kernel_initializer": self.kernel_initializer, "name": None}
+        alone = type(self).from_config({**self.get_config(), **live, "members": [self.member_ids[index]]})
+        for mine, its in zip(self._per_member(), alone._per_member(), strict=True):
+            its.assign(mine[index : index + 1])
+        for name in ("input_mean", "input_scale", "increment_scale", "data_range", "adapted"):
+            getattr(alone, name).assign(getattr(self, name))
         alone.member_losses = self.member_losses[:, index : index + 1]
         return alone
 
@@ -529,6 +551,23 @@ class FlowMap(keras.Model):
             "activation": keras.activations.serialize(self.activation),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
+
+    def save(self, filepath, *args, **kwargs):
+        """Save to a `.keras` file, whole: see Keras. Raises ValueError for what could not be loaded again."""
+        _checks.savable(filepath, self.activation)
+        super().save(filepath, *args, **kwargs)
+
+    def train_on_batch(self, *args, **kwargs):
+        """Refuse: an epoch is the least that trains."""
+        raise ValueError("a flow map trains in whole epochs: call fit(bursts, epochs=1).")
+
+    def test_on_batch(self, *args, **kwargs):
+        """Refuse: see `evaluate`."""
+        raise ValueError("call evaluate(bursts), or evaluate_members(bursts) for each member's loss.")
+
+    def predict_on_batch(self, x):
+        """Return one step of the ensemble's mean, see `predict`."""
+        return self.predict(x, verbose=0)
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
@@ -591,13 +630,17 @@ class _Feed:
         return tf.constant(full.swapaxes(0, 1), "int32"), tf.constant(orders[:, steps * self.batch_size :], "int32")
 
 
-def load(path) -> FlowMap:
+def load(path, **kwargs) -> FlowMap:
     """Load a saved flow map: `keras.saving.load_model` with the class known.
+
+    Args:
+        path: a file that `FlowMap.save` wrote.
+        **kwargs: passed to Keras, for instance `custom_objects` for an activation of your own.
 
     Raises:
         ValueError: if the file holds another kind of model.
     """
-    model = keras.saving.load_model(path)
+    model = keras.saving.load_model(path, **kwargs)
     if not isinstance(model, FlowMap):
         raise ValueError(f"{path} holds a {type(model).__name__}, expected a FlowMap saved by model.save('x.keras').")
     return model

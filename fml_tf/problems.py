@@ -6,6 +6,7 @@ Every number of a benchmark stands here, as data: `PAPER` holds the key-paramete
 
 import dataclasses
 import difflib
+import math
 from typing import Any
 
 from fml_tf import _checks, systems
@@ -47,6 +48,13 @@ class Problem:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             _check_field(field.name, getattr(self, field.name), field.type)
+        variables = len(self.system.state_names)
+        if not self.observed or not all(i in range(variables) for i in self.observed):
+            raise ValueError(
+                f"observed={self.observed!r}: expected indices of the {variables} variables of the system."
+            )
+        if len(self.domain) != variables or not all(low < high for low, high in self.domain):
+            raise ValueError(f"domain={self.domain!r}: expected (low, high), low < high, for {variables} variables.")
         if self.burst_length > self.trajectory_length:
             raise ValueError(
                 f"a burst of n_M + K + 2 = {self.memory_steps} + {self.multi_steps} + 2 = {self.burst_length} entries "
@@ -93,10 +101,11 @@ def _check_field(name, value, declared):
         _checks.count(name, value, _AT_LEAST[name])
     elif declared is float:
         zero = name == "final_learning_rate"  # which alone may be zero
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or (value == 0 and not zero):
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (value == 0 and not zero):
             raise ValueError(f"{name}={value!r}: expected a positive number.")
     elif name == "hidden":
-        if not value or not all(isinstance(n, int) and n > 0 for n in value):
+        if not isinstance(value, tuple) or not value or not all(isinstance(n, int) and n > 0 for n in value):
             raise ValueError(f"hidden={value!r}: expected the nodes of each hidden layer, for instance (10, 10, 10).")
     elif name == "schedule" and value not in SCHEDULES:
         raise ValueError(f"schedule={value!r}: expected one of {', '.join(SCHEDULES)}.")
@@ -169,8 +178,8 @@ def get(benchmark: str, preset: str = "standard", **overrides) -> Problem:
     for name in overrides:
         check_known("field of a problem", name, fields)
     given = {name: value for name, value in overrides.items() if value is not None}
-    if "hidden" in given:
-        given["hidden"] = tuple(given["hidden"])
+    for name, value in given.items():
+        given[name] = tuple(value) if isinstance(value, list) else value.item() if hasattr(value, "item") else value
     return dataclasses.replace(PAPER[benchmark], **{"preset": preset, **PRESETS[benchmark][preset], **given})
 
 

@@ -55,6 +55,11 @@ def learning_rate(schedule: str, rate: float, *, steps: int, final: float = 0.0,
     Example:
         >>> keras.optimizers.Adam(learning_rate("cosine", 3e-3, final=1e-7, steps=75_000))
     """
+    if not rate > 0 or final < 0 or steps < 1 or cycles < 1:
+        raise ValueError(
+            f"rate={rate!r}, final={final!r}, steps={steps!r}, cycles={cycles!r}: expected a positive rate, a final "
+            "rate of 0 or more, and at least one step and cycle."
+        )
     if final > rate:
         raise ValueError(f"final={final!r} is above rate={rate!r}: expected a rate that falls.")
     if schedule == "constant":
@@ -94,7 +99,9 @@ class Progress(keras.callbacks.Callback):
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds that the first epoch took longer than a usual one."""
+        """Seconds that the first epoch took longer than a usual one; 0 before training."""
+        if not self.epoch_seconds:
+            return 0.0
         usual = float(np.median(self.epoch_seconds[1:])) if len(self.epoch_seconds) > 1 else 0.0
         return max(0.0, self.epoch_seconds[0] - usual)
 

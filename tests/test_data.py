@@ -10,7 +10,7 @@ def test_bursts_are_pieces_of_trajectories_from_the_domain(quick):
     """March every trajectory in full, from the initial states the seed gives, and find each burst in its own."""
     problem = problems.get("5.1.1", "quick", n_trajectories=20)
     bursts = data.sample_bursts(problem, seed=3).reshape(20, problem.n_bursts, problem.burst_length, 2)
-    start = np.random.default_rng(3).uniform(0, 2, (20, 2))
+    start = np.random.default_rng([3, 0]).uniform(0, 2, (20, 2))
     entries, step = [start], problem.system.flow(problem.time_step)
     for _ in range(problem.trajectory_length - 1):
         entries.append(step(entries[-1]))
@@ -44,9 +44,15 @@ def test_first_test_entry_is_the_initial_condition(quick):
     problem = problems.get("5.1.1", "quick", memory_steps=2)
     test = data.sample_trajectories(problem, seed=7)
     assert test.shape == (100, 3 + 200, 2)
-    np.testing.assert_array_equal(test[:, 0], np.random.default_rng(7).uniform(0, 2, (100, 2)))
+    np.testing.assert_array_equal(test[:, 0], np.random.default_rng([7, 1]).uniform(0, 2, (100, 2)))
     np.testing.assert_allclose(test[:, 1], problem.system.flow(0.01)(test[:, 0]), rtol=1e-14)
     np.testing.assert_array_equal(data.sample_trajectories(problem, seed=7, steps=5), test[:, :8])
+
+
+def test_training_and_test_data_differ_even_with_one_seed(quick):
+    starts = data.sample_trajectories(quick, seed=0)[:, 0]
+    drawn = np.random.default_rng([0, 0]).uniform(0, 2, (100, 2))
+    assert np.abs(starts[:, None] - drawn[None]).max(axis=2).min() > 1e-6
 
 
 def test_bursts_of_your_own_data_are_its_pieces():
@@ -76,6 +82,9 @@ def test_short_trajectories_are_left_out_with_a_count():
         ([np.full((20, 1), np.inf)], {}, "trajectory 0, entry 0, state 0 is inf"),
         ([[["a"]]], {}, "trajectory 0 cannot be read as numbers"),
         ([], {}, "no trajectories given"),
+        (None, {}, "no trajectories given"),
+        (np.zeros((3, 20, 0)), {}, "expected \\(time, state\\)"),
+        ([np.zeros((20, 1)) * 1j], {}, "trajectory 0 has masked or complex entries"),
         (np.zeros((3, 20, 2)), {"memory_steps": -1}, "memory_steps=-1: expected a whole number, 0 or more"),
         (np.zeros((3, 20, 2)), {"multi_steps": -2}, "multi_steps=-2"),
         (np.zeros((3, 20, 2)), {"n_bursts": 0}, "n_bursts=0: expected a whole number, 1 or more"),

@@ -25,6 +25,8 @@ def invoke():
         (["run", "5.1.1", "-p", "epochs", "many"], "parameter epochs='many': expected int"),
         (["run", "5.1.1", "-p", "learning_rate", "fast"], "expected float"),
         (["run", "5.1.1", "-p", "preset", "quick"], "give preset with --preset"),
+        (["run", "5.1.1", "-p", "epochs", "-3"], "epochs=-3: expected a whole number"),
+        (["run", "5.1.1", "-p", "n_bursts", "500"], "bursts do not fit a trajectory"),
         (["run", "5.1.1", "--out", "/dev/null/x"], "give another out_dir"),
         (["notebooks", "5.9.9"], "unknown benchmark"),
     ],

@@ -1,5 +1,6 @@
 """FlowMap: the loss, independence of members, forecasts, files, and what it refuses."""
 
+import concurrent.futures
 import csv
 import json
 import signal
@@ -10,7 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from fml_tf import models
+from fml_tf import _engines, models
 from fml_tf._tensorflow import keras, tf
 
 REPEATED = {"batch_size": 8, "verbose": 0}
@@ -165,7 +166,8 @@ def test_a_diverging_member_leaves_the_others_alone(bursts, compiled):
     kernel = model.dense_layers[0].kernel.numpy()
     kernel[1] = np.nan
     model.dense_layers[0].kernel.assign(kernel)
-    model.fit(data, epochs=3, **REPEATED)
+    with pytest.warns(RuntimeWarning, match="member\\(s\\) 1 never had a finite loss"):
+        model.fit(data, epochs=3, **REPEATED)
     healthy.fit(data, epochs=3, **REPEATED)
     np.testing.assert_array_equal(model.member_losses[:, [0, 2]], healthy.member_losses[:, [0, 2]])
     assert np.isnan(model.member_losses[:, 1]).all()
@@ -195,18 +197,93 @@ def test_restore_best_false_keeps_the_last_weights_until_asked(bursts, compiled)
     np.testing.assert_array_equal(last.dense_layers[0].kernel.numpy(), best.dense_layers[0].kernel.numpy())
 
 
-def test_member_is_a_model_of_its_own(bursts, compiled):
-    data = 2 + bursts(40, 1)
-    model = compiled(memory_steps=1, normalization="standard", members=4)
-    model.fit(data, epochs=2, **REPEATED)
+@pytest.mark.parametrize(("members", "state_dim"), [(4, 2), (2, 2), (2, 3), (3, 3), (1, 1)])
+def test_member_is_a_model_of_its_own(bursts, compiled, members, state_dim, tmp_path):
+    data = 2 + bursts(40, 1, state_dim=state_dim)
+    options = dict(memory_steps=1, normalization="standard", members=members, activation=lambda x: tf.sin(x))
+    model = compiled(state_dim, **options)
+    model.adapt(data)
     apart = model.forecast(data[:5, :2], 7, average=None)
-    for index in range(4):
+    for index in range(members):
         alone = model.member(index)
         assert alone.member_ids == (index,)
         np.testing.assert_allclose(alone.forecast(data[:5, :2], 7), apart[index], rtol=1e-12)
-        np.testing.assert_array_equal(alone.member_losses[:, 0], model.member_losses[:, index])
-    with pytest.raises(ValueError, match="members 0 to 3"):
-        model.member(4)
+        assert alone.member_losses.shape == (0, 1)
+    with pytest.raises(ValueError, match=f"members 0 to {members - 1}"):
+        model.member(members)
+    with pytest.raises(ValueError, match="lambda as activation"):
+        model.save(tmp_path / "model.keras")
+
+
+def test_a_model_that_was_never_compiled_saves_and_loads(bursts, compiled, tmp_path):
+    model = compiled(members=4).member(1)
+    model.save(tmp_path / "member.keras")
+    history = bursts(5)[:, :1]
+    np.testing.assert_array_equal(
+        models.load(tmp_path / "member.keras").forecast(history, 5), model.forecast(history, 5)
+    )
+
+
+# Shared programs ------------------------------------------------------------------------------------------
+
+
+def eager_twin(compiled, model, **options):
+    """Return a model equal to another one, that runs step by step in Python and shares no program."""
+    twin = compiled(optimizer=type(model.optimizer).from_config(model.optimizer.get_config()), **options)
+    twin.compile(twin.optimizer, run_eagerly=True)
+    return twin
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adam(1e-2),
+        lambda: keras.optimizers.AdamW(1e-2, weight_decay=0.1),
+        lambda: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True),
+        lambda: keras.optimizers.RMSprop(1e-2, clipvalue=0.01),
+        lambda: keras.optimizers.Lion(1e-3),
+    ],
+)
+def test_first_and_second_model_of_a_structure_equal_an_eager_one(bursts, compiled, optimizer):
+    data = bursts(24)
+    slow = eager_twin(compiled, compiled(optimizer=optimizer()))
+    slow.fit(data, epochs=2, **REPEATED)
+    for _ in range(2):
+        fast = compiled(optimizer=optimizer())
+        fast.fit(data, epochs=2, **REPEATED)
+        np.testing.assert_allclose(fast.member_losses, slow.member_losses, rtol=1e-9)
+
+
+def test_frozen_layers_stay_and_subclasses_keep_their_own_forward_pass(bursts, compiled):
+    class Damped(models.FlowMap):
+        gain = 1.0
+
+        def advance(self, window, members=slice(None)):
+            return self.gain * super().advance(window, members)
+
+    compiled().fit(bursts(24), **REPEATED)  # an engine of this structure exists
+    frozen = compiled()
+    frozen.dense_layers[0].trainable = False
+    frozen.compile("adam")
+    before = [layer.kernel.numpy() for layer in frozen.dense_layers]
+    frozen.fit(bursts(24), epochs=2, **REPEATED)
+    moved = [np.abs(layer.kernel.numpy() - b).max() for layer, b in zip(frozen.dense_layers, before, strict=True)]
+    assert moved[0] == 0
+    assert min(moved[1:]) > 1e-4
+    damped = Damped(2, hidden=(5, 4), members=3, dtype="float64")
+    damped.gain = 0.0
+    assert (damped.forecast(bursts(5)[:, :1], 3) == 0).all()
+
+
+def test_models_of_one_structure_may_run_in_several_threads(bursts, compiled):
+    history = bursts(5)[:, :1]
+    crowd = [compiled(seed=seed) for seed in range(4)]
+    expected = [model.forecast(history, 30) for model in crowd]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(
+            pool.map(lambda i: np.array_equal(crowd[i % 4].forecast(history, 30), expected[i % 4]), range(80))
+        )
+    assert all(results)
 
 
 # Determinism, interruption ----------------------------------------------------------------------------------
@@ -324,12 +401,15 @@ def test_an_ensemble_of_one_averages_nothing(bursts, compiled):
     np.testing.assert_array_equal(model.forecast(history, 9), model.forecast(history, 9, average=None)[0])
 
 
-def test_any_number_of_steps_compiles_once_and_agrees(bursts, compiled):
-    model, history = compiled(memory_steps=1), bursts(5, 1)[:, :2]
-    longest = model.forecast(history, models.FORECAST_CHUNK * 2 + 7)
-    for steps in (1, 50, 51, models.FORECAST_CHUNK, models.FORECAST_CHUNK + 1):
-        np.testing.assert_array_equal(model.forecast(history, steps), longest[:, :steps])
-    assert model._engine().programs["_forecast_chunk"].experimental_get_tracing_count() == 1
+def test_any_number_of_steps_compiles_nothing_new_and_agrees(bursts, compiled):
+    """One program for a few steps, one for all other numbers of them."""
+    short, chunk = models.FORECAST_CHUNKS
+    model, history = compiled(memory_steps=1, hidden=(3,)), bursts(5, 1)[:, :2]
+    longest = model.forecast(history, np.int64(2 * chunk + 7))
+    for steps in (1, 2, short, short + 1, 50, 51, chunk, chunk + 1):
+        np.testing.assert_allclose(model.forecast(history, steps), longest[:, :steps], rtol=1e-12)
+    with _engines.borrowed(model) as engine:
+        assert engine.programs["_forecast_chunk"].experimental_get_tracing_count() == 2
 
 
 def test_runaway_forecasts_are_reported_with_the_first_bad_step(bursts, compiled):
@@ -393,11 +473,16 @@ def test_validation_data_may_be_longer_bursts(bursts, compiled):
 
 def test_early_stopping_csv_logger_and_tensorboard_work(bursts, compiled, tmp_path):
     model = compiled(optimizer=keras.optimizers.SGD(0.0))
+
+    class Keep(keras.callbacks.ModelCheckpoint):
+        """A subclass that leaves the hooks of its Keras base alone is welcome."""
+
     stop = keras.callbacks.EarlyStopping("loss", patience=2, min_delta=1e-9)
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     board = keras.callbacks.TensorBoard(tmp_path / "board")
-    history = model.fit(bursts(40), epochs=50, callbacks=[stop, log, board], **REPEATED)
+    history = model.fit(bursts(40), epochs=50, callbacks=[stop, log, board, Keep(tmp_path / "m.keras")], **REPEATED)
     assert len(history.epoch) == 3
+    assert (tmp_path / "m.keras").exists()
     with open(tmp_path / "log.csv") as file:
         assert [float(row["loss"]) for row in csv.DictReader(file)] == pytest.approx(history.history["loss"])
     assert any((tmp_path / "board").rglob("events*"))
@@ -473,6 +558,12 @@ def test_load_refuses_another_model(tmp_path):
         (dict(dtype="mixed_float16"), "half precision"),
         (dict(dtype="float16"), "half precision"),
         (dict(seed=-1), "seed=-1"),
+        (dict(members="abc"), "members='abc'"),
+        (dict(members=(1.7, 2)), "distinct indices"),
+        (dict(members=True), "members=True"),
+        (dict(hidden=None), "hidden=None"),
+        (dict(state_names="ab"), "expected 2 names"),
+        (dict(activation="softmax"), "not elementwise"),
     ],
 )
 def test_bad_arguments_are_refused(change, message):
@@ -513,6 +604,11 @@ def test_bad_bursts_are_refused(bursts, compiled, bad, message):
     [
         (dict(batch_size=41), "batch_size=41 is larger than the data, 40 bursts"),
         (dict(batch_size=0), "batch_size=0"),
+        (dict(epochs=-1), "epochs=-1"),
+        (dict(epochs=2.0), "epochs=2.0"),
+        (dict(validation_freq=0), "validation_freq=0"),
+        (dict(callbacks=["a"]), "expected Keras callbacks"),
+        (dict(callbacks=[keras.callbacks.EarlyStopping("loss", restore_best_weights=True)]), "its own best epoch"),
         (dict(y=np.zeros(40)), "fit\\(\\) got y: it takes bursts alone"),
         (dict(sample_weight=np.ones(40)), "fit\\(\\) got sample_weight"),
         (dict(validation_data=np.zeros((4, 6, 3))), "validation_data has 3 states"),
@@ -550,6 +646,8 @@ def test_bad_histories_are_refused(bursts, compiled, bad, message):
         (lambda: keras.optimizers.Lamb(), "Lamb .* couples the members"),
         (lambda: keras.optimizers.Adafactor(), "Adafactor .* couples the members"),
         (lambda: keras.optimizers.Muon(), "Muon .* couples the members"),
+        (lambda: keras.optimizers.SGD(loss_scale_factor=10.0), "loss scaling"),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(clipnorm=1.0)), "loss scaling"),
     ],
 )
 def test_optimizers_that_couple_members_are_refused(compiled, optimizer, message):
@@ -558,8 +656,44 @@ def test_optimizers_that_couple_members_are_refused(compiled, optimizer, message
 
 
 def test_loss_and_metrics_are_refused_at_compile(compiled):
-    with pytest.raises(ValueError, match="compile\\(\\) got loss, metrics"):
-        compiled().compile("adam", loss="mse", metrics=["mae"])
+    with pytest.raises(ValueError, match=r"compile\(\) got loss: .*multi-step loss"):
+        compiled().compile("adam", loss="mse")
+    with pytest.raises(ValueError, match="compile\\(\\) got metrics"):
+        compiled().compile("adam", metrics=["mae"])
+    with pytest.raises(ValueError, match="does not know 'jit_compil'"):
+        compiled().compile("adam", jit_compil=True)
+
+
+def test_what_keras_has_and_a_flow_map_has_not_is_refused(bursts, compiled, tmp_path):
+    model, data = compiled(), bursts(40)
+    averaged = compiled(optimizer=keras.optimizers.Adam(use_ema=True))
+    for call, message in [
+        (lambda: model.train_on_batch(data), "whole epochs"),
+        (lambda: model.test_on_batch(data), "evaluate"),
+        (lambda: model.evaluate(), "x is a NoneType"),
+        (lambda: model.evaluate(tf.data.Dataset.from_tensors(data)), "expected an array"),
+        (lambda: model.evaluate(data, batch_size=0), "batch_size=0"),
+        (lambda: model.predict(data[:, :1], batch_size=-1), "batch_size=-1"),
+        (lambda: model.save(tmp_path / "a.h5"), "ends with .keras"),
+        (lambda: averaged.fit(data, **REPEATED), "restore_best=False"),
+        (lambda: model.fit([data[0], data[1, :3]], **REPEATED), "its parts differ in shape"),
+        (lambda: model.fit(np.ma.masked_greater(data, 0.5), **REPEATED), "masked entries"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    averaged.fit(data, restore_best=False, **REPEATED)
+
+
+def test_normalisation_copes_with_drift_constants_and_further_data(bursts, compiled):
+    time = 0.1 * np.arange(40 * 6).reshape(40, 6, 1)
+    model = compiled(normalization="standard", members=1)
+    model.adapt(np.concatenate([time, np.full_like(time, 0.5)], axis=2))
+    np.testing.assert_allclose(model.increment_scale.numpy().ravel(), [0.1, 1.0])
+    assert model.input_scale.numpy()[1, 0] == 1.0
+    plain = compiled(members=1)
+    plain.fit(0.01 * bursts(40), epochs=1, **REPEATED)
+    plain.fit(bursts(40), epochs=1, **REPEATED)
+    assert np.ptp(plain.data_range.numpy()) > 1.9
 
 
 def test_callbacks_that_act_on_batches_or_fight_a_schedule_are_refused(bursts, compiled, tmp_path):

@@ -82,3 +82,23 @@ def test_addresses_of_the_repository_agree():
         found = re.findall(r"(?:github\.com|colab\.research\.google\.com/github)/([\w-]+/[\w-]+)", file.read_text())
         assert found, f"{file.name} names no repository"
         assert set(found) == {owner}, file.name
+
+
+def test_the_ten_lines_of_the_readme_forecast_well(tmp_path):
+    """Run them as they stand, against the oscillation they are about, over two and a half times the data's length."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+    code += """
+times = 0.05 * (1 + np.arange(1000)) + phases[0]
+truth = np.c_[np.cos(times), -np.sin(times)]
+print(np.linalg.norm(prediction[0] - truth, axis=1).mean())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.02
+    assert (tmp_path / "oscillator.keras").exists()

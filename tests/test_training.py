@@ -37,6 +37,7 @@ def test_constant_is_the_number():
     [
         (lambda: training.learning_rate("step", 1e-3, steps=10), "expected constant, cosine or cyclic"),
         (lambda: training.learning_rate("cosine", 1e-3, final=1e-2, steps=10), "final=0.01 is above rate=0.001"),
+        (lambda: training.learning_rate("constant", -1.0, steps=10), "expected a positive rate"),
         (lambda: training.CyclicLearningRate(1e-3, 1e-4, 10), "expected 0 <= lower < upper"),
         (lambda: training.CyclicLearningRate(1e-4, 1e-3, 1), "at least 2 training steps"),
         (lambda: training.loss_decay([1.0], [1.0, 2.0]), "expected one loss a member"),
