@@ -68,6 +68,7 @@ def test_notebook_runs_with_quick_under_nbval(path, tmp_path):
     """Parameterise a copy with quick, as papermill would, and let nbval run it: no cell may fail, and the outputs of
     cells tagged nbval-check-output, which no preset changes, must equal the committed ones."""
     notebook = nbformat.read(path, as_version=4)
+    notebook.metadata["papermill"] = {}  # where papermill notes the values
     quick = parameterize_notebook(notebook, {"preset": "quick", "out_dir": str(tmp_path / "out")})
     copy = tmp_path / path.name
     nbformat.write(quick, copy)
