@@ -31,9 +31,9 @@ def borrowed(model):
 
 def _of(model):
     """Return the engine of a model's structure, built at the first call."""
-    key = None if model.run_eagerly or not _is_plain(model) else _structure(model)
-    if key is None:
+    if model.run_eagerly or not _is_plain(model):
         return model
+    key = _structure(model)
     if key not in _ENGINES:
         config = {**model.get_config(), "members": model.members, "activation": model.activation}
         engine = type(model).from_config({**config, "kernel_initializer": "zeros"})
