@@ -1,6 +1,6 @@
 /* What the cores can do at best: gradients of the multi-step loss for one network of the shape 2-10-10-10-2, tanh, K = 10,
    in one fused kernel without a call, a copy or a store of anything but activations. Sixteen bursts fill one vector.
-   The optimiser's update is left out: it costs next to nothing. Prints the best seconds an epoch, one member.
+   The optimiser's update is left out: it costs next to nothing. Prints the median seconds an epoch, one member.
    Build: gcc -O3 -march=native -ffast-math -fopenmp limit_kernel.c -o limit_kernel */
 #include <omp.h>
 #include <stdio.h>
@@ -74,6 +74,8 @@ static void burst(const Weights *p, Gradients *g, const lane (*x)[STATE], lane *
   }
 }
 
+static int rising(const void *a, const void *b) { return (*(double *)a > *(double *)b) - (*(double *)a < *(double *)b); }
+
 int main(int argc, char **argv) {
   int samples = argc > 1 ? atoi(argv[1]) : 50000, repeats = argc > 2 ? atoi(argv[2]) : 9, blocks = samples / LANES;
   lane(*x)[STEPS + 1][STATE] = aligned_alloc(64, sizeof(*x) * blocks);
@@ -84,7 +86,7 @@ int main(int argc, char **argv) {
       p.b[l][o] = 0;
       for (int i = 0; i < IN[l]; i++) p.w[l][o][i] = rand() / (float)RAND_MAX - .5f;
     }
-  double best = 1e9;
+  double *seconds = malloc(sizeof(double) * repeats), sum = 0;
   for (int r = 0; r < repeats; r++) {
     double start = omp_get_wtime();
     float total = 0;
@@ -106,9 +108,10 @@ int main(int argc, char **argv) {
           }
       for (int i = 0; i < LANES; i++) total += loss[i];
     }
-    double seconds = omp_get_wtime() - start;
-    if (total > 0 && seconds < best) best = seconds;
+    seconds[r] = omp_get_wtime() - start;
+    sum += total;
   }
-  printf("%.6f\n", best);
-  return 0;
+  qsort(seconds, repeats, sizeof(double), rising);
+  printf("%.6f\n", seconds[repeats / 2]);
+  return !(sum > 0); /* uses the results, so that none of the work is dropped */
 }

@@ -83,7 +83,7 @@ def limit(args):
     subprocess.run(["gcc", *flags, HERE / "limit_kernel.c", "-o", binary, "-lm"], check=True)
 
     def kernel():
-        done = subprocess.run([binary, str(args.samples), "3"], capture_output=True, text=True, check=True)
+        done = subprocess.run([binary, str(args.samples), "9"], capture_output=True, text=True, check=True)
         return float(done.stdout) * args.members
 
     return kernel
@@ -114,7 +114,7 @@ def measure(batch, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1000, 200])
-    for name, default in dict(samples=50_000, members=10, memory=0, multi=10, state=2, rounds=7).items():
+    for name, default in dict(samples=50_000, members=10, memory=0, multi=10, state=2, rounds=11).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--hidden", type=int, nargs="+", default=[10, 10, 10])
     parser.add_argument("--activation", default="tanh")

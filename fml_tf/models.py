@@ -307,8 +307,7 @@ class FlowMap(keras.Model):
     def copy_state(self, other):
         """Take over the values of a model of the same structure: weights, scales, optimiser and trackers."""
         if other is not self:
-            for mine, its in zip(_engines.state(self), _engines.state(other), strict=True):
-                mine.assign(its)
+            _engines.copy(_engines.state(other), _engines.state(self))
 
     def fit(
         self,
