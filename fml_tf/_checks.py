@@ -28,8 +28,10 @@ def architecture(state_dim, memory_steps, hidden, members, normalization, state_
     if not ids or not whole or len(set(ids)) < len(ids):
         raise ValueError(f"members={members!r}: expected at least one member, or distinct indices from 0 on.")
     ids = tuple(int(i) for i in ids)
-    if normalization not in (None, "standard"):
-        raise ValueError(f"normalization={normalization!r}: expected None (the paper's plain form) or 'standard'.")
+    if normalization not in (None, "standard", "whitened"):
+        raise ValueError(
+            f"normalization={normalization!r}: expected None (the paper's plain form), 'standard' or 'whitened'."
+        )
     if state_names is not None and (isinstance(state_names, str) or len(state_names) != state_dim):
         raise ValueError(f"state_names={state_names!r}: expected {state_dim} names, one for each variable.")
     if policy.compute_dtype != policy.variable_dtype or policy.compute_dtype not in ("float32", "float64"):

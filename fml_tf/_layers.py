@@ -43,9 +43,9 @@ class MemberDense(keras.layers.Layer):
             kernels.append(tf.transpose(tf.convert_to_tensor(draw(shape[:0:-1], dtype=dtype))))  # drawn (in, out)
         return tf.stack(kernels)
 
-    def call(self, inputs, members=slice(None)):
+    def call(self, inputs):
         """Return the layer's outputs `(member, units, batch)` for inputs `(member or 1, feature, batch)`."""
-        return _affine(self.kernel[members], self.bias[members], inputs)
+        return affine(self.kernel, self.bias, inputs)
 
     def compute_output_shape(self, input_shape):
         return (len(self.member_ids), self.units, input_shape[2])
@@ -56,7 +56,7 @@ class MemberDense(keras.layers.Layer):
         return {**super().get_config(), **own, "kernel_initializer": initializer}
 
 
-def _affine(kernel, bias, inputs):
+def affine(kernel, bias, inputs):
     """Return W h + b of every member, `(member, out, batch)`, with a backward pass in the shapes XLA does best.
 
     On a CPU, contracting the first axis of a small kernel costs twice as much as contracting its last, and a
@@ -69,7 +69,7 @@ def _affine(kernel, bias, inputs):
     transposed = tf.stop_gradient(tf.matmul(identity, kernel, transpose_b=True))
 
     @tf.custom_gradient
-    def affine(kernel, bias, inputs):
+    def product(kernel, bias, inputs):
         def gradient(upstream):
             ones = tf.ones_like(upstream[:, :1])
             return (
@@ -80,7 +80,7 @@ def _affine(kernel, bias, inputs):
 
         return tf.matmul(kernel, inputs) + bias, gradient
 
-    return affine(kernel, bias, inputs)
+    return product(kernel, bias, inputs)
 
 
 class MemberMean(keras.metrics.Metric):

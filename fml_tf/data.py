@@ -44,28 +44,43 @@ def sample_bursts(problem, *, seed: int = 0) -> np.ndarray:
     return bursts.reshape(-1, *bursts.shape[2:])
 
 
-def sample_trajectories(problem, *, seed: int = 1, steps: int | None = None) -> np.ndarray:
+def sample_trajectories(problem, *, seed: int = 1, steps: int | None = None, spin_up: float = 0.0) -> np.ndarray:
     """Return trajectories from fresh initial conditions of the same law, to test a forecast on.
 
     Args:
         problem: the benchmark's record.
         seed: seed of the test data.
         steps: steps to predict after the given history; by default the record's `horizon`.
+        spin_up: time, in the system's units, that passes from the initial condition to the first entry; 20 puts the
+            Lorenz system on its attractor.
 
     Returns:
         `(n_test, n_M + 1 + steps, observed state)`, float64: the first n_M + 1 entries are the history that a
-        forecast is given, the first of all the initial condition.
+        forecast is given, the first of all the initial condition, or what became of it after the spin-up.
+    """
+    states = sample_full_trajectories(problem, seed=seed, steps=steps, spin_up=spin_up)
+    return np.ascontiguousarray(states[:, :, problem.observed])
+
+
+def sample_full_trajectories(problem, *, seed: int = 1, steps: int | None = None, spin_up: float = 0.0) -> np.ndarray:
+    """Return the same trajectories with every variable, also those that are not observed.
+
+    Returns:
+        `(n_test, n_M + 1 + steps, state)`, float64; see `sample_trajectories`.
     """
     steps = problem.horizon if steps is None else steps
     _checks.count("steps", steps, 1)
-    rng = _stream(seed, "test")
-    states = _initial_states(problem, problem.n_test, rng)
+    if not 0 <= spin_up < np.inf:
+        raise ValueError(f"spin_up={spin_up!r}: expected a time of 0 or more.")
+    states = _initial_states(problem, problem.n_test, _stream(seed, "test"))
     step = problem.system.flow(problem.time_step)
-    entries = [states[:, problem.observed]]
-    for _ in range(problem.memory_steps + steps):
+    for _ in range(round(spin_up / problem.time_step)):
         states = step(states)
-        entries.append(states[:, problem.observed])
-    return np.stack(entries, axis=1)
+    entries = np.empty((problem.memory_steps + 1 + steps, *states.shape))
+    entries[0] = states
+    for time in range(1, len(entries)):
+        entries[time] = step(entries[time - 1])
+    return entries.swapaxes(0, 1)
 
 
 def cut_bursts(

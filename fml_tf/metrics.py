@@ -55,3 +55,64 @@ def bounded_fraction(prediction, low, high, *, factor: float = 10.0) -> float:
     with np.errstate(invalid="ignore"):
         inside = np.abs(prediction - (low + high) / 2) <= factor * (high - low)  # False for NaN
     return float(inside.all(axis=(1, 2)).mean())
+
+
+def valid_prediction_time(
+    prediction, truth, *, time_step: float, threshold: float = 0.4, scale: float | None = None
+) -> np.ndarray:
+    """Return how long each forecast stays close to the truth, `(trajectory,)`, in the units of `time_step`.
+
+    It is the time of the first step whose l2 error, over `scale`, exceeds `threshold` (or is not finite); the whole
+    length where none does. Multiplied with the largest Lyapunov exponent it counts Lyapunov times.
+
+    Args:
+        prediction: predicted steps, `(trajectory, time, state)`.
+        truth: the true states at the same steps.
+        time_step: time between entries.
+        threshold: error that ends the valid time.
+        scale: what errors are measured in; by default the norm of the standard deviations of the true variables,
+            over all trajectories and times.
+
+    Raises:
+        ValueError: for arrays that do not match, or a threshold, scale or time step that is not positive.
+    """
+    errors = l2_error(prediction, truth)
+    if scale is None:
+        scale = float(np.linalg.norm(np.std(np.asarray(truth, "float64"), axis=(0, 1))))
+    for name, value in (("time_step", time_step), ("threshold", threshold), ("scale", scale)):
+        if not value > 0:
+            raise ValueError(f"{name}={value!r}: expected a positive number.")
+    bad = ~(errors <= threshold * scale)  # True for NaN
+    first = np.where(bad.any(axis=1), bad.argmax(axis=1), bad.shape[1] - 1)
+    return time_step * (first + 1)
+
+
+def histogram_distance(a, b, low, high, *, bins: int = 50) -> np.ndarray:
+    """Return the total variation distance of two sets of states, variable by variable, `(state,)`: from 0 to 1.
+
+    It is half the sum over bins of |p_a - p_b|, for histograms with equal fixed bins; what lies outside is counted
+    into the bins at the ends.
+
+    Args:
+        a, b: states `(..., state)`.
+        low, high: ends of the bins for each variable, `(state,)`.
+        bins: number of bins.
+
+    Raises:
+        ValueError: for unequal numbers of states, an empty range, or values that are not finite.
+    """
+    a, b = (np.asarray(v, "float64").reshape(-1, np.shape(v)[-1]) for v in (a, b))
+    low, high = np.asarray(low, "float64"), np.asarray(high, "float64")
+    if a.shape[1] != b.shape[1] or low.shape != (a.shape[1],) or high.shape != low.shape or np.any(high <= low):
+        raise ValueError(
+            f"a has {a.shape[1]} states, b {b.shape[1]}, low={low}, high={high}: expected the same states in both, and "
+            "one range, low < high, for each."
+        )
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ValueError("a or b holds NaN or infinite values: leave those trajectories out.")
+
+    def density(states, i):
+        counts = np.histogram(np.clip(states[:, i], low[i], high[i]), bins, (low[i], high[i]))[0]
+        return counts / len(states)
+
+    return np.array([np.abs(density(a, i) - density(b, i)).sum() / 2 for i in range(len(low))])

@@ -19,6 +19,11 @@ from fml_tf._tensorflow import gpus, keras, tf
 #: Steps that one compiled call of a forecast can make, for short forecasts and for all others.
 FORECAST_CHUNKS = (16, 500)
 
+#: Principal axes of the history whose deviation is below this fraction of the first one's are left out of a whitened
+#: input.
+WHITENING_FLOOR = float(os.environ.get("FLOOR", 1e-4))
+WHITENING_CUT = float(os.environ.get("CUT", 1e-4))
+
 
 @keras.saving.register_keras_serializable(package="fml_tf")
 class FlowMap(keras.Model):
@@ -114,9 +119,12 @@ class FlowMap(keras.Model):
             return self.add_weight(name=name, shape=shape, initializer=start, trainable=False)
 
         column = (self.state_dim, 1)
-        self.input_mean = fixed("input_mean", column, "zeros")
-        self.input_scale = fixed("input_scale", column, "ones")
-        self.increment_scale = fixed("increment_scale", column, "ones")
+        features = (self.memory_steps + 1) * self.state_dim
+        if self.normalization:
+            self.input_mean = fixed("input_mean", (features, 1), "zeros")
+            self.input_matrix = fixed("input_matrix", (features, features), "identity")
+            self.output_mean = fixed("output_mean", column, "zeros")
+            self.output_scale = fixed("output_scale", column, "ones")
         self.data_range = fixed("data_range", (2, self.state_dim), "zeros")  # lowest and highest training states
         self.adapted = self.add_weight(name="adapted", shape=(), initializer="zeros", trainable=False, dtype="int32")
         infinite = keras.initializers.Constant(np.inf)
@@ -132,38 +140,45 @@ class FlowMap(keras.Model):
 
     # One step, many steps ------------------------------------------------------------------------------------
 
-    def advance(self, window, members=slice(None)):
+    def network(self, members=slice(None)):
+        """Return each layer's kernels and biases, `(member, out, in)` and `(member, out, 1)`, with the normalisation of
+        the inputs folded into the first."""
+        layers = [(layer.kernel[members], layer.bias[members]) for layer in self.dense_layers]
+        if self.normalization:
+            kernel, bias = layers[0]
+            kernel = tf.matmul(kernel, self.input_matrix)
+            layers[0] = kernel, bias - tf.matmul(kernel, self.input_mean)
+        return layers
+
+    def advance(self, window, network=None):
         """Make one step of every member: the next states `(member, state, batch)` of windows `(member or 1, (n_M + 1)
-        state, batch)`."""
+        state, batch)`. A loop passes the `network`, so that it is put together once."""
+        *hidden_layers, output_layer = network or self.network()
         hidden = window
+        for kernel, bias in hidden_layers:
+            hidden = self.activation(_layers.affine(kernel, bias, hidden))
+        output = _layers.affine(*output_layer, hidden)
         if self.normalization:
-            tiled = [tf.tile(scale, (self.memory_steps + 1, 1)) for scale in (self.input_mean, self.input_scale)]
-            hidden = (window - tiled[0]) / tiled[1]
-        for layer in self.dense_layers[:-1]:
-            hidden = self.activation(layer.call(hidden, members))
-        output = self.dense_layers[-1].call(hidden, members)
-        if not self.residual:
-            return output * self.input_scale + self.input_mean if self.normalization else output
-        if self.normalization:
-            output = output * self.increment_scale
-        return window[:, -self.state_dim :] + output
+            output = output * self.output_scale + self.output_mean
+        return window[:, -self.state_dim :] + output if self.residual else output
 
     def _shift(self, window, state):
         """Drop a window's oldest entry and append the newest."""
         return tf.concat([window[:, self.state_dim :], state], axis=1) if self.memory_steps else state
 
-    def unroll(self, window, steps, members=slice(None)):
+    def unroll(self, window, steps, network=None):
         """Roll every member out on its own states: `(member, steps, state, batch)` from windows `(member, (n_M + 1)
         state, batch)`."""
+        network = network or self.network()
         if steps <= self.unroll_limit:
             states = []
             for _ in range(steps):
-                states.append(self.advance(window, members))
+                states.append(self.advance(window, network))
                 window = self._shift(window, states[-1])
             return tf.stack(states, axis=1)
 
         def body(step, window, states):
-            state = self.advance(window, members)
+            state = self.advance(window, network)
             return step + 1, self._shift(window, state), states.write(step, state)
 
         states = tf.TensorArray(window.dtype, size=steps)
@@ -221,7 +236,7 @@ class FlowMap(keras.Model):
         width = (self.memory_steps + 1) * self.state_dim
         window, target = bursts[:, :width], bursts[:, width:]
         steps = target.shape[1] // self.state_dim
-        predicted = self.unroll(window, steps, members)  # (member, step, state, batch)
+        predicted = self.unroll(window, steps, self.network(members))  # (member, step, state, batch)
         target = tf.reshape(target, (target.shape[0], steps, self.state_dim, -1))
         return tf.reduce_mean(tf.reduce_sum(tf.square(predicted - target), axis=2), axis=(1, 2))
 
@@ -411,15 +426,38 @@ class FlowMap(keras.Model):
         states = bursts.reshape(-1, self.state_dim)
         self.data_range.assign(np.stack([states.min(0), states.max(0)]))
         if self.normalization:
-            increments = np.diff(bursts, axis=1).reshape(-1, self.state_dim)
-            rounding = 1e-6 * np.abs(states).max(0)  # below it a variable or its increments count as constant
-            for variable, scale in [
-                (self.input_scale, states.std(0)),
-                (self.increment_scale, np.sqrt((increments**2).mean(0))),
-            ]:
-                variable.assign(np.where(scale > rounding, scale, 1.0)[:, None])
-            self.input_mean.assign(states.mean(0)[:, None])
+            self._learn_scales(bursts)
         self.adapted.assign(1)
+
+    def _learn_scales(self, bursts):
+        """Set the input's mean and matrix and the output's mean and scale from bursts in float64."""
+        states, features = bursts.reshape(-1, self.state_dim), (self.memory_steps + 1) * self.state_dim
+        rounding = 1e-6 * np.abs(states).max(0)  # below it a variable or its increments count as constant
+
+        def scale(values):
+            return np.where(values > rounding, values, 1.0)
+
+        mean, deviation = states.mean(0), scale(states.std(0))
+        matrix = np.diag(np.tile(1 / deviation, self.memory_steps + 1))
+        self.input_mean.assign(np.tile(mean, self.memory_steps + 1)[:, None])
+        if self.normalization == "whitened":
+            entries = bursts.reshape(len(bursts), -1)
+            starts = range(0, entries.shape[1] - features, self.state_dim)
+            histories = [entries[:, start : start + features] for start in starts]
+            centre = np.mean([history.mean(0) for history in histories], axis=0)
+            scaled = [(history - centre) @ matrix for history in histories]
+            variances, axes = np.linalg.eigh(sum(h.T @ h for h in scaled) / (len(bursts) * len(scaled)))
+            spread = np.sqrt(np.maximum(variances[::-1], 0))
+            gain = np.where(spread > WHITENING_CUT * spread[0], 1 / np.maximum(spread, WHITENING_FLOOR * spread[0]), 0)
+            matrix = gain[:, None] * axes.T[::-1] @ matrix
+            self.input_mean.assign(centre[:, None])
+        self.input_matrix.assign(matrix)
+        if self.residual:
+            increments = np.diff(bursts, axis=1).reshape(-1, self.state_dim)
+            self.output_scale.assign(scale(np.sqrt((increments**2).mean(0)))[:, None])
+        else:
+            self.output_scale.assign(deviation[:, None])
+            self.output_mean.assign(mean[:, None])
 
     def _widen_range(self, bursts):
         """Take the states of further training data into the range that forecasts are held against."""
@@ -492,8 +530,10 @@ class FlowMap(keras.Model):
     def _forecast_chunk(self, window, count, size):
         """Make `count` steps, at most `size`; returns the last window and (step, member or 1, state, batch)."""
 
+        network = self.network()
+
         def body(step, window, states):
-            state = self.advance(window)
+            state = self.advance(window, network)
             if window.shape[0] != self.members:
                 state = tf.reduce_mean(state, axis=0, keepdims=True)
             return step + 1, self._shift(window, state), states.write(step, state)
@@ -535,7 +575,8 @@ class FlowMap(keras.Model):
         alone = type(self).from_config({**self.get_config(), **live, "members": [self.member_ids[index]]})
         for mine, its in zip(self._per_member(), alone._per_member(), strict=True):
             its.assign(mine[index : index + 1])
-        for name in ("input_mean", "input_scale", "increment_scale", "data_range", "adapted"):
+        shared = ("input_mean", "input_matrix", "output_mean", "output_scale") if self.normalization else ()
+        for name in (*shared, "data_range", "adapted"):
             getattr(alone, name).assign(getattr(self, name))
         alone.member_losses = self.member_losses[:, index : index + 1]
         return alone
@@ -588,8 +629,10 @@ class FlowMap(keras.Model):
         """
 
         def serve(history, steps):
+            network = self.network()
+
             def body(step, window, states):
-                state = tf.reduce_mean(self.advance(window), axis=0, keepdims=True)
+                state = tf.reduce_mean(self.advance(window, network), axis=0, keepdims=True)
                 return step + 1, self._shift(window, state), states.write(step, state)
 
             window, states = _to_lanes(history), tf.TensorArray(history.dtype, size=steps)

@@ -49,6 +49,32 @@ def test_first_test_entry_is_the_initial_condition(quick):
     np.testing.assert_array_equal(data.sample_trajectories(problem, seed=7, steps=5), test[:, :8])
 
 
+def test_a_hidden_parameter_is_drawn_for_each_trajectory_and_not_observed():
+    problem = problems.get("5.3.3", n_test=50)
+    full, observed = data.sample_full_trajectories(problem, steps=20), data.sample_trajectories(problem, steps=20)
+    assert full.shape == (50, 31, 3)
+    np.testing.assert_array_equal(observed, full[:, :, :1])
+    damping = full[:, :, 2]
+    np.testing.assert_array_equal(damping, damping[:, :1].repeat(31, axis=1), err_msg="constant along a trajectory")
+    assert damping.min() >= 0
+    assert damping.max() <= 0.2
+    assert np.std(damping[:, 0]) == pytest.approx(0.2 / np.sqrt(12), rel=0.3)
+    energy = full[..., 1] ** 2 / 2 - 9.80665 * np.cos(full[..., 0])
+    lost = -np.diff(energy[:, [0, -1]], axis=1)[:, 0]
+    work = 0.01 * (full[:, :-1, 1] ** 2 + full[:, 1:, 1] ** 2).sum(axis=1) / 2
+    np.testing.assert_allclose(lost / work, damping[:, 0], atol=2e-3, err_msg="the energy lost is α ∫ y2² dt")
+
+
+def test_a_spin_up_lets_time_pass_before_the_first_entry():
+    problem = problems.get("5.4.1", n_test=4)
+    late = data.sample_trajectories(problem, steps=5, spin_up=0.3)
+    np.testing.assert_array_equal(late, data.sample_trajectories(problem, steps=35)[:, 30:])
+    attractor = data.sample_trajectories(problem, steps=1, spin_up=20.0)
+    assert (attractor[:, :, 2] > 1).all(), "the attractor lies at z > 0; the box reaches below"
+    with pytest.raises(ValueError, match="spin_up=-1: expected a time of 0 or more"):
+        data.sample_trajectories(problem, spin_up=-1)
+
+
 def test_training_and_test_data_differ_even_with_one_seed(quick):
     starts = data.sample_trajectories(quick, seed=0)[:, 0]
     drawn = np.random.default_rng([0, 0]).uniform(0, 2, (100, 2))

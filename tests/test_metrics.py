@@ -39,3 +39,47 @@ def test_bounded_fraction_counts_finite_trajectories_in_range():
 def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_valid_prediction_time_is_the_first_step_beyond_the_threshold():
+    truth = np.zeros((3, 5, 2))
+    prediction = truth.copy()
+    prediction[0, 2:, 0] = 0.5  # beyond 0.4 from the third step on
+    prediction[1, 3, 1] = np.nan
+    times = metrics.valid_prediction_time(prediction, truth, time_step=0.1, scale=1.0)
+    np.testing.assert_allclose(times, [0.3, 0.4, 0.5])
+    np.testing.assert_allclose(
+        metrics.valid_prediction_time(prediction, truth, time_step=0.1, scale=2.0), [0.5, 0.4, 0.5]
+    )
+
+
+def test_valid_prediction_time_is_in_units_of_the_truths_deviations():
+    truth = np.random.default_rng(0).normal(size=(50, 400, 2)) * [3, 4]  # deviations 3 and 4: norm 5
+    for offset, expected in ((1.9, 40.0), (2.1, 0.1)):
+        times = metrics.valid_prediction_time(truth + np.array([offset, 0]), truth, time_step=0.1)
+        np.testing.assert_allclose(times, expected)
+    with pytest.raises(ValueError, match="threshold=0: expected a positive number"):
+        metrics.valid_prediction_time(truth, truth, time_step=0.1, threshold=0)
+
+
+def test_histogram_distance_of_known_distributions():
+    a = np.linspace(0, 1, 10_001)[:-1, None]
+    np.testing.assert_allclose(metrics.histogram_distance(a, a, [0], [1]), [0])
+    np.testing.assert_allclose(metrics.histogram_distance(a, a + 5, [0], [6]), [1])
+    np.testing.assert_allclose(metrics.histogram_distance(a, a / 2, [0], [1]), [0.5], atol=1e-3)
+    np.testing.assert_allclose(metrics.histogram_distance(a, a + 5, [0], [1]), [0.98], atol=1e-3, err_msg="last bin")
+    both = metrics.histogram_distance(np.c_[a, a], np.c_[a, a + 0.5], [0, 0], [1.5, 1.5], bins=30)
+    np.testing.assert_allclose(both, [0, 0.5], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "low", "high", "message"),
+    [
+        (np.zeros((5, 2)), np.zeros((5, 1)), [0, 0], [1, 1], "a has 2 states, b 1"),
+        (np.zeros((5, 1)), np.zeros((5, 1)), [1], [1], "low < high"),
+        (np.full((5, 1), np.nan), np.zeros((5, 1)), [0], [1], "a or b holds NaN"),
+    ],
+)
+def test_histograms_of_bad_states_are_refused(a, b, low, high, message):
+    with pytest.raises(ValueError, match=message):
+        metrics.histogram_distance(a, b, low, high)

@@ -1,17 +1,47 @@
 """Problems: the paper's numbers, the presets, and what is refused."""
 
+import math
+
 import pytest
 
 from fml_tf import problems, systems
 
-#: The key-parameter list of the paper, typed anew from its Section 5.
+HALF_PI = math.pi / 2
+
+#: The key-parameter lists of the paper, typed anew from its Section 5. All share N = 50,000, K = 10, five bursts, 10^4
+#: epochs at 1e-4 and ten models.
+COMMON = dict(
+    n_trajectories=10_000, n_bursts=5, n_samples=50_000, multi_steps=10, learning_rate=1e-4, epochs=10_000, members=10,
+    schedule="constant", batch_size=200, n_test=100, normalization=None,
+)  # fmt: skip
+LINEAR = dict(COMMON, time_step=0.01, domain=((0, 2),) * 2, trajectory_length=200, horizon=200, hidden=(10,) * 3)
+PENDULUM = dict(LINEAR, domain=((-HALF_PI, HALF_PI), (-math.pi, math.pi)), trajectory_length=1000, horizon=1000)
+HIDDEN_DAMPING = dict(PENDULUM, domain=(*PENDULUM["domain"], (0, 0.2)))
+LORENZ = dict(LINEAR, domain=((-HALF_PI, HALF_PI),) * 3, trajectory_length=10_000, horizon=10_000, hidden=(30, 30, 30))
 TABLE = {
-    "5.1.1": dict(
-        time_step=0.01, domain=((0, 2), (0, 2)), n_trajectories=10_000, trajectory_length=200, n_bursts=5,
-        n_samples=50_000, memory_steps=0, multi_steps=10, burst_length=12, hidden=(10, 10, 10), learning_rate=1e-4,
-        epochs=10_000, members=10, schedule="constant", batch_size=200, n_test=100, horizon=200,
+    "5.1.1": dict(LINEAR, memory_steps=0, burst_length=12, state_names=("y1", "y2"), system=systems.SMALL_LINEAR),
+    "5.1.2": dict(LINEAR, memory_steps=10, burst_length=22, state_names=("y1",), system=systems.SMALL_LINEAR),
+    "5.2.1": dict(LINEAR, memory_steps=0, burst_length=12, state_names=("y1", "y2"), system=systems.OSCILLATORY_LINEAR),
+    "5.2.2": dict(LINEAR, memory_steps=10, burst_length=22, state_names=("y1",), system=systems.OSCILLATORY_LINEAR),
+    "5.3.1": dict(PENDULUM, memory_steps=0, burst_length=12, state_names=("y1", "y2"), system=systems.PENDULUM),
+    "5.3.2": dict(
+        HIDDEN_DAMPING, memory_steps=10, burst_length=22, state_names=("y1", "y2"), system=systems.RANDOM_PENDULUM
+    ),
+    "5.3.3": dict(
+        HIDDEN_DAMPING, memory_steps=10, burst_length=22, state_names=("y1",), system=systems.RANDOM_PENDULUM
+    ),
+    "5.4.1": dict(LORENZ, memory_steps=0, burst_length=12, state_names=("x", "y", "z"), system=systems.LORENZ),
+    "5.4.2": dict(LORENZ, memory_steps=10, burst_length=22, state_names=("x", "y"), system=systems.LORENZ),
+    "5.4.3": dict(LORENZ, memory_steps=10, burst_length=22, state_names=("x",), system=systems.LORENZ),
+    "5.5.1": dict(
+        COMMON, time_step=0.02, domain=((-2, 2),) * 20, trajectory_length=100, horizon=100, hidden=(100, 100, 100),
+        memory_steps=30, burst_length=42, state_names=tuple(f"y{i}" for i in range(1, 11)), system=systems.LARGE_LINEAR,
     ),
 }  # fmt: skip
+
+
+def test_all_eleven_benchmarks_are_here_in_order():
+    assert list(problems.PAPER) == list(problems.PRESETS) == list(TABLE)
 
 
 @pytest.mark.parametrize("benchmark", sorted(problems.PAPER))
@@ -27,6 +57,7 @@ def test_standard_keeps_data_network_and_members(benchmark):
     paper, standard = problems.get(benchmark, "paper"), problems.get(benchmark)
     for name in ("system", "n_samples", "hidden", "members", "memory_steps", "multi_steps", "horizon", "n_test"):
         assert getattr(standard, name) == getattr(paper, name), name
+    assert (standard.trajectory_length, standard.domain) == (paper.trajectory_length, paper.domain)
     assert sorted(problems.PRESETS[benchmark]) == ["paper", "quick", "standard"]
 
 
@@ -44,8 +75,8 @@ def test_overrides_replace_and_none_keeps():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: problems.get("5.1.9"), "unknown benchmark '5.1.9'.*Known: 5.1.1"),
-        (lambda: problems.get("5.1.1", "fast"), "unknown preset 'fast'.*Known: paper, standard, quick"),
+        (lambda: problems.get("5.1.9"), "unknown benchmark '5.1.9'.*Known: 5.1.1, 5.1.2"),
+        (lambda: problems.get("5.1.1", "fast"), "unknown preset 'fast'.*Known: standard, quick, paper"),
         (lambda: problems.get("5.1.1", "standardd"), "Did you mean 'standard'"),
         (lambda: problems.get("5.1.1", memory_step=3), "unknown field of a problem.*Did you mean 'memory_steps'"),
         (lambda: problems.get("5.1.1", memory_steps=-1), "memory_steps=-1: expected a whole number, 0 or more"),
