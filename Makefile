@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint lab notebooks bench pins clean
+.PHONY: help demo test lint lab notebooks results bench pins clean
 
 help:
 	@echo "make demo       set up, then learn and predict benchmark 5.1.1 with the quick preset"
 	@echo "make test       set up, then lint and run all tests, notebooks included"
 	@echo "make lab        open the notebooks in JupyterLab"
 	@echo "make notebooks  execute the committed notebooks that are stale, with the standard preset"
+	@echo "make results    gather the committed results into the README's table"
 	@echo "make bench      measure the speed of training and forecasting against plain Keras"
 	@echo "make pins       renew the tested versions in requirements.txt from pyproject.toml"
 	@echo "make clean      remove the environment, results of runs, and caches"
@@ -33,9 +34,13 @@ lab: $(READY)
 notebooks: $(READY)
 	$(BIN)/python -m fml_tf notebooks
 
+results: $(READY)
+	$(BIN)/python -m fml_tf results
+
 bench: $(READY)
 	$(BIN)/python benchmarks/train_speed.py
 	$(BIN)/python benchmarks/forecast_speed.py
+	$(BIN)/python benchmarks/data_speed.py
 
 pins: $(READY)
 	$(BIN)/pip install --quiet uv

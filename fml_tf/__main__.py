@@ -57,6 +57,15 @@ def notebooks(benchmarks, force):
         _report(folder, executed)
 
 
+@main.command("results")
+def gather_results():
+    """Gather the committed results into the README's table."""
+    try:
+        click.echo(f"table written to {_shown(results.update_readme())}")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
 def _execute(notebook, executed, parameters):
     """Run a notebook through papermill, or say which cell failed and where the partial notebook lies."""
     import papermill  # slow to import, and needed here alone

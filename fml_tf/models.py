@@ -13,16 +13,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fml_tf import _checks, _engines, _layers
+from fml_tf import _checks, _engines, _layers, problems, results
 from fml_tf._tensorflow import gpus, keras, tf
 
 #: Steps that one compiled call of a forecast can make, for short forecasts and for all others.
 FORECAST_CHUNKS = (16, 500)
 
 #: Principal axes of the history whose deviation is below this fraction of the first one's are left out of a whitened
-#: input.
-WHITENING_FLOOR = float(os.environ.get("FLOOR", 1e-4))
-WHITENING_CUT = float(os.environ.get("CUT", 1e-4))
+#: input: they hold nothing but rounding.
+WHITENING_CUT = 1e-4
+
+#: Factor on the initial weights of the output layer where inputs are normalised.
+FIRST_OUTPUT = 0.1
 
 
 @keras.saving.register_keras_serializable(package="fml_tf")
@@ -41,9 +43,11 @@ class FlowMap(keras.Model):
         members: ensemble size (members 0 to members - 1), or the indices of the members to hold: `members=(3,)` is
             member 3 of any ensemble with the same seed.
         residual: False predicts x_{n+1} = N_m(...) itself, the paper's first form.
-        normalization: None for the paper's plain form; "standard" scales each observed variable to mean 0 and
-            deviation 1 at the input and the network's output to the root mean square of the one-step increments, learnt
-            by `adapt` and fixed from then on. Data go in and come out in their own units.
+        normalization: None for the paper's plain form. "standard" scales each observed variable to mean 0 and deviation
+            1 at the input, and the network's output to the root mean square of the one-step increments. "whitened"
+            turns the history to its principal axes instead, each scaled to deviation 1: nearly equal entries hide in
+            small axes what a network must see. Either is learnt by `adapt` and fixed from then on. Data go in and
+            come out in their own units.
         kernel_initializer: Keras initializer of the weights.
         seed: seed of initial weights and sample order, together with member and epoch.
         time_step: time between entries, in the system's units; kept with the model, not used in computing.
@@ -110,6 +114,8 @@ class FlowMap(keras.Model):
             layer.build((self.members, width, None))
             self.dense_layers.append(layer)
             width = units
+        if self.normalization:  # normalised inputs are large: small first increments keep the first roll-outs in range
+            layer.kernel.assign(FIRST_OUTPUT * layer.kernel)
         self.built = True
 
     def _create_variables(self):
@@ -134,9 +140,15 @@ class FlowMap(keras.Model):
     def _weights_of_members(self):
         return [variable for layer in self.dense_layers for variable in (layer.kernel, layer.bias)]
 
-    def _per_member(self):
-        """Return the variables whose first axis is the member."""
-        return [*self._weights_of_members(), self.best_losses, *self.best_weights]
+    def _best(self):
+        return [self.best_losses, *self.best_weights]
+
+    def _scales(self):
+        """Return the variables that all members share."""
+        shared = [self.data_range, self.adapted]
+        if self.normalization:
+            shared += [self.input_mean, self.input_matrix, self.output_mean, self.output_scale]
+        return shared
 
     # One step, many steps ------------------------------------------------------------------------------------
 
@@ -448,7 +460,7 @@ class FlowMap(keras.Model):
             scaled = [(history - centre) @ matrix for history in histories]
             variances, axes = np.linalg.eigh(sum(h.T @ h for h in scaled) / (len(bursts) * len(scaled)))
             spread = np.sqrt(np.maximum(variances[::-1], 0))
-            gain = np.where(spread > WHITENING_CUT * spread[0], 1 / np.maximum(spread, WHITENING_FLOOR * spread[0]), 0)
+            gain = np.where(spread > WHITENING_CUT * spread[0], 1 / np.maximum(spread, 1e-30), 0)
             matrix = gain[:, None] * axes.T[::-1] @ matrix
             self.input_mean.assign(centre[:, None])
         self.input_matrix.assign(matrix)
@@ -571,15 +583,25 @@ class FlowMap(keras.Model):
         """
         if not isinstance(index, int | np.integer) or not 0 <= index < self.members:
             raise ValueError(f"member({index!r}): this model holds members 0 to {self.members - 1}.")
-        live = {"activation": self.activation, "kernel_initializer": self.kernel_initializer, "name": None}
-        alone = type(self).from_config({**self.get_config(), **live, "members": [self.member_ids[index]]})
-        for mine, its in zip(self._per_member(), alone._per_member(), strict=True):
+        alone = self._like(slice(index, index + 1))
+        for mine, its in zip(self._best(), alone._best(), strict=True):
             its.assign(mine[index : index + 1])
-        shared = ("input_mean", "input_matrix", "output_mean", "output_scale") if self.normalization else ()
-        for name in (*shared, "data_range", "adapted"):
-            getattr(alone, name).assign(getattr(self, name))
-        alone.member_losses = self.member_losses[:, index : index + 1]
         return alone
+
+    def without_optimizer(self) -> "FlowMap":
+        """Return the same ensemble, not compiled and without its best weights: what is left to forecast with."""
+        return self._like(slice(None))
+
+    def _like(self, members):
+        """Return a model of some of the members, with their weights, the scales and the record."""
+        live = {"activation": self.activation, "kernel_initializer": self.kernel_initializer, "name": None}
+        other = type(self).from_config({**self.get_config(), **live, "members": list(self.member_ids[members])})
+        for mine, its in zip(self._weights_of_members(), other._weights_of_members(), strict=True):
+            its.assign(mine[members])
+        for mine, its in zip(self._scales(), other._scales(), strict=True):
+            its.assign(mine)
+        other.member_losses = self.member_losses[:, members]
+        return other
 
     def get_config(self):
         names = ("state_dim", "memory_steps", "hidden", "residual", "normalization", "seed", "time_step", "state_names")
@@ -686,6 +708,31 @@ def load(path, **kwargs) -> FlowMap:
     if not isinstance(model, FlowMap):
         raise ValueError(f"{path} holds a {type(model).__name__}, expected a FlowMap saved by model.save('x.keras').")
     return model
+
+
+def load_pretrained(benchmark: str, preset: str = "standard") -> FlowMap:
+    """Load the ensemble behind a committed notebook, ready to forecast.
+
+    Args:
+        benchmark: its number in the paper, for instance "5.4.1".
+        preset: what it was trained with; only "standard" is committed.
+
+    Raises:
+        ValueError: for an unknown benchmark, or where the package is installed without the repository.
+
+    Example:
+        >>> model = load_pretrained("5.4.1")
+        >>> model.forecast(np.array([[[1.0, 1.0, 20.0]]]), steps=1000).shape
+        (1, 1000, 3)
+    """
+    problems.check_known("benchmark", benchmark, problems.PAPER)
+    path = results.committed(benchmark, preset).with_suffix(".keras")
+    if not path.exists():
+        raise ValueError(
+            f"no pretrained ensemble of {benchmark} with the preset {preset!r} at {path}: clone the repository, "
+            "install it with 'pip install -e .', and use preset='standard'."
+        )
+    return load(path)
 
 
 def _to_lanes(entries):

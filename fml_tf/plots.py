@@ -16,12 +16,13 @@ def use_style():
     mpl.style.use(STYLE)
 
 
-def loss(member_losses, *, decades: float = 2.0, ax=None):
+def loss(member_losses, *, decades: float = 2.0, stage_end: int = 0, ax=None):
     """Draw each member's training loss against the epoch, and the paper's two decades below the start.
 
     Args:
         member_losses: `(epoch, member)`, see `FlowMap.member_losses`.
         decades: fall of the loss to mark, from the mean of the first epoch; 0 marks none.
+        stage_end: epoch after which another loss was trained, marked by a dotted line; 0 marks none.
         ax: axes to draw on; new ones by default.
     """
     ax = ax or plt.subplots()[1]
@@ -32,7 +33,9 @@ def loss(member_losses, *, decades: float = 2.0, ax=None):
     if decades:
         mark = member_losses[0].mean() / 10**decades
         ax.axhline(mark, color=MARK, linestyle="--", linewidth=1, label=f"{decades:g} decades below the first epoch")
-    ax.set(xlabel="epoch", ylabel="multi-step loss")
+    if stage_end:
+        ax.axvline(stage_end + 0.5, color=MARK, linestyle=":", linewidth=1, label="one-step, then multi-step loss")
+    ax.set(xlabel="epoch", ylabel="training loss" if stage_end else "multi-step loss")
     ax.legend(loc="upper right")
     return ax
 

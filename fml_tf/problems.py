@@ -18,7 +18,8 @@ class Problem:
 
     Times are in time units of the system. `trajectory_length` and `burst_length` count entries; `horizon` counts
     predicted steps. `schedule` is "constant", "cosine" or "cyclic"; `final_learning_rate` is where a cosine ends
-    and where a cycle starts.
+    and where a cycle starts. `one_step_epochs` of training on the next entry alone, K = 0, come before the multi-step
+    loss, with a batch size and a first learning rate of their own.
     """
 
     id: str
@@ -44,6 +45,9 @@ class Problem:
     activation: str = "tanh"
     normalization: str | None = None
     n_test: int = 100
+    one_step_epochs: int = 0
+    one_step_batch_size: int = 2000
+    one_step_learning_rate: float = 1e-2
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -90,9 +94,10 @@ class Problem:
 
 
 #: Smallest value that each whole number of a record may take.
-_AT_LEAST = {"memory_steps": 0, "multi_steps": 0} | dict.fromkeys(
-    ("n_trajectories", "trajectory_length", "n_bursts", "members", "epochs", "horizon", "batch_size", "n_test"), 1
-)
+_AT_LEAST = dict.fromkeys(("memory_steps", "multi_steps", "one_step_epochs"), 0) | dict.fromkeys(
+    ("n_trajectories", "trajectory_length", "n_bursts", "members", "epochs", "horizon", "batch_size", "n_test",
+     "one_step_batch_size"), 1,
+)  # fmt: skip
 
 
 def _check_field(name, value, declared):

@@ -7,7 +7,10 @@ import math
 import os
 import pathlib
 import platform
+import re
 import shutil
+import tempfile
+import zipfile
 
 import numpy as np
 
@@ -77,8 +80,8 @@ def describe(problem, errors, *, loss_initial, loss_final, bounded_fraction, **g
         "loss_decades": float(np.min(np.log10(np.asarray(loss_initial) / np.asarray(loss_final)))),
         "mean_error": float(average.mean()),
         "max_error": float(average.max()),
-        "error_times": (np.arange(errors.shape[1]) + 1) * problem.time_step,
-        "errors": average,
+        "error_times": [_digits(n * problem.time_step, 8) for n in range(1, errors.shape[1] + 1)],
+        "errors": [_digits(error, 6) for error in average],
         "bounded_fraction": bounded_fraction,
         **given,
     }
@@ -104,7 +107,7 @@ def write_metrics(folder, values: dict) -> pathlib.Path:
     if missing:
         raise ValueError(f"metrics lack {', '.join(missing)}: results.describe gives most of them.")
     path = pathlib.Path(folder) / "metrics.json"
-    _replace(path, lambda part: part.write_text(json.dumps(_plain(values), indent=1, allow_nan=False) + "\n"))
+    _replace(path, lambda part: part.write_text(_json(values)))
     return path
 
 
@@ -117,6 +120,22 @@ def write_figure(folder, name: str, figure) -> pathlib.Path:
     """Write a figure as PNG, or in another format where `name` ends with one, whole or not at all."""
     path = pathlib.Path(folder) / (name if "." in name else f"{name}.png")
     _replace(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
+    return path
+
+
+def write_model(folder, model) -> pathlib.Path:
+    """Write an ensemble as `model.keras`, without its optimiser's state and compressed, whole or not at all."""
+
+    def write(part):
+        with tempfile.TemporaryDirectory() as scratch:
+            plain = pathlib.Path(scratch) / "model.keras"
+            model.without_optimizer().save(plain)
+            with zipfile.ZipFile(plain) as source, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as target:
+                for name in sorted(source.namelist()):
+                    target.writestr(name, source.read(name))
+
+    path = pathlib.Path(folder) / "model.keras"
+    _replace(path, write)
     return path
 
 
@@ -169,10 +188,63 @@ def commit_run(benchmark: str, executed, folder) -> None:
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     _replace(notebook_of(benchmark), lambda part: part.write_text(text))
     values["source"] = source_hash(benchmark)
-    _replace(target, lambda part: part.write_text(json.dumps(values, indent=1) + "\n"))
+    _replace(target, lambda part: part.write_text(_json(values)))
+    _replace(target.with_suffix(".keras"), lambda part: shutil.copy(pathlib.Path(folder) / "model.keras", part))
     for name in README_FIGURES.get(benchmark, ()):
         figure = pathlib.Path(folder) / f"{name}.png"
         _replace(target.with_name(f"{benchmark}-{name}.png"), lambda part, figure=figure: shutil.copy(figure, part))
+
+
+#: The README's table stands between these two lines.
+TABLE_MARKS = ("<!-- results: begin -->", "<!-- results: end -->")
+
+
+def table(preset: str = "standard") -> str:
+    """Return the committed results of a preset as a Markdown table, one row a benchmark."""
+    rows = [
+        "| benchmark | observed | n_M | mean ℓ2 error | largest in time | persistence | decades of loss | training | "
+        "bounded |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for benchmark, record in problems.PAPER.items():
+        path = committed(benchmark, preset)
+        if path.exists():
+            rows.append(_row(record, json.loads(path.read_text())))
+    return "\n".join(rows)
+
+
+def _row(record, values):
+    hidden = len(record.system.state_names) - len(record.observed)
+    names = ", ".join(record.state_names) if len(record.observed) < 5 else f"y1 to y{len(record.observed)}"
+    cells = [
+        f"[{record.id}](notebooks/{notebook_of(record.id).name}) {record.system.name}",
+        f"{names} ({'all' if not hidden else f'{hidden} hidden'})",
+        str(record.memory_steps),
+        f"{values['mean_error']:.1e}",
+        f"{values['max_error']:.1e}",
+        f"{values['baseline_errors']['persistence']:.1e}",
+        f"{values['loss_decades']:.1f}",
+        f"{values['seconds']['train'] / 60:.0f} min",
+        f"{100 * values['bounded_fraction']:.0f} %",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def update_readme() -> pathlib.Path:
+    """Write the table of the standard results into the README, between its two marks.
+
+    Raises:
+        ValueError: if the marks are missing.
+    """
+    path = ROOT / "README.md"
+    text = path.read_text()
+    if any(text.count(mark) != 1 for mark in TABLE_MARKS):
+        raise ValueError(f"{path} lacks the lines {TABLE_MARKS[0]} and {TABLE_MARKS[1]}, where the table belongs.")
+    before, rest = text.split(TABLE_MARKS[0])
+    after = rest.split(TABLE_MARKS[1])[1]
+    text = f"{before}{TABLE_MARKS[0]}\n{table()}\n{TABLE_MARKS[1]}{after}"
+    _replace(path, lambda part: part.write_text(text))
+    return path
 
 
 def _replace(path, write):
@@ -183,6 +255,16 @@ def _replace(path, write):
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _json(values):
+    """Return values as JSON text, each list of plain numbers on a line of its own."""
+    text = json.dumps(_plain(values), indent=1, allow_nan=False)
+    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+
+
+def _digits(value, digits):
+    return float(f"{value:.{digits}g}")
 
 
 def _plain(value):

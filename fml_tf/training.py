@@ -1,10 +1,11 @@
-"""Learning-rate schedules, a quiet progress callback, and the paper's check of the loss decay."""
+"""Build the model of a benchmark; learning-rate schedules, quiet progress, the check of the loss decay."""
 
 import time
 import warnings
 
 import numpy as np
 
+from fml_tf import data, models
 from fml_tf._tensorflow import keras, tf
 
 
@@ -71,25 +72,92 @@ def learning_rate(schedule: str, rate: float, *, steps: int, final: float = 0.0,
     raise ValueError(f"schedule={schedule!r}: expected constant, cosine or cyclic.")
 
 
+def build(problem, *, seed: int = 0) -> models.FlowMap:
+    """Return the flow map of a benchmark's record, compiled with Adam at the record's learning rate.
+
+    Args:
+        problem: the benchmark's record, see `problems.get`.
+        seed: seed of initial weights and sample orders.
+
+    Example:
+        >>> problem = problems.get("5.1.2")
+        >>> model = build(problem)
+        >>> model.fit(data.sample_bursts(problem), batch_size=problem.batch_size, epochs=problem.epochs)
+    """
+    model = models.FlowMap(
+        state_dim=len(problem.observed),
+        memory_steps=problem.memory_steps,
+        hidden=problem.hidden,
+        activation=problem.activation,
+        members=problem.members,
+        normalization=problem.normalization,
+        seed=seed,
+        time_step=problem.time_step,
+        state_names=problem.state_names,
+    )
+    model.compile(_adam(problem, problem.learning_rate, problem.epochs, problem.n_samples, problem.batch_size))
+    return model
+
+
+def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
+    """Train a model as a benchmark's record says: one step ahead first, where it has epochs of that, then K + 1 steps.
+
+    One step costs a tenth of eleven, and the windows within the bursts are many: what takes the multi-step loss many
+    epochs to find, the one-step loss finds sooner. The multi-step loss then sees to it that roll-outs stay true.
+
+    Args:
+        model: as `build` returns it.
+        problem: the benchmark's record.
+        bursts: training set, `(sample, burst_length, state)`.
+        seed: which windows of a burst serve the one-step training.
+        callbacks: Keras callbacks, for both stages.
+    """
+    rates = problem.one_step_learning_rate, problem.learning_rate
+    if problem.one_step_epochs:
+        windows = data.cut_bursts(
+            bursts,
+            memory_steps=problem.memory_steps,
+            multi_steps=0,
+            n_bursts=(problem.multi_steps + 1) // 2,
+            seed=seed,
+        )
+        size = min(problem.one_step_batch_size, len(windows))
+        model.compile(_adam(problem, rates[0], problem.one_step_epochs, len(windows), size))
+        model.fit(windows, batch_size=size, epochs=problem.one_step_epochs, verbose=0, callbacks=list(callbacks))
+    model.compile(_adam(problem, rates[1], problem.epochs, len(bursts), problem.batch_size))
+    model.fit(bursts, batch_size=problem.batch_size, epochs=problem.epochs, verbose=0, callbacks=list(callbacks))
+
+
+def _adam(problem, rate, epochs, samples, batch_size):
+    steps = epochs * -(-samples // batch_size)
+    final = min(problem.final_learning_rate, rate)
+    return keras.optimizers.Adam(learning_rate(problem.schedule, rate, final=final, steps=steps))
+
+
 class Progress(keras.callbacks.Callback):
     """Print one plain line every so many epochs, and keep the seconds of each.
 
     Args:
         every: epochs between lines; by default a tenth of all, so that a training prints about ten lines.
-
-    Attributes:
-        epoch_seconds: duration of each epoch; the first includes compiling.
     """
 
     def __init__(self, every: int | None = None):
         super().__init__()
-        self.every, self.epoch_seconds = every, []
+        self.every, self._fits = every, []
+
+    @property
+    def epoch_seconds(self) -> list[float]:
+        """Duration of each epoch, over all trainings that it watched."""
+        return [seconds for fit in self._fits for seconds in fit]
+
+    def on_train_begin(self, logs=None):
+        self._fits.append([])
 
     def on_epoch_begin(self, epoch, logs=None):
         self._start = time.perf_counter()
 
     def on_epoch_end(self, epoch, logs=None):
-        self.epoch_seconds.append(time.perf_counter() - self._start)
+        self._fits[-1].append(time.perf_counter() - self._start)
         epochs = self.params["epochs"]
         every = self.every or max(1, epochs // 10)
         if epoch == 0 or (epoch + 1) % every == 0 or epoch + 1 == epochs:
@@ -99,11 +167,8 @@ class Progress(keras.callbacks.Callback):
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds that the first epoch took longer than a usual one; 0 before training."""
-        if not self.epoch_seconds:
-            return 0.0
-        usual = float(np.median(self.epoch_seconds[1:])) if len(self.epoch_seconds) > 1 else 0.0
-        return max(0.0, self.epoch_seconds[0] - usual)
+        """Seconds that the first epoch of each training took longer than a usual one; 0 before training."""
+        return float(sum(max(0.0, fit[0] - np.median(fit[1:])) for fit in self._fits if len(fit) > 1))
 
 
 def loss_decay(initial, final, *, needed: float = 2.0) -> np.ndarray:

@@ -59,10 +59,6 @@ def test_a_hidden_parameter_is_drawn_for_each_trajectory_and_not_observed():
     assert damping.min() >= 0
     assert damping.max() <= 0.2
     assert np.std(damping[:, 0]) == pytest.approx(0.2 / np.sqrt(12), rel=0.3)
-    energy = full[..., 1] ** 2 / 2 - 9.80665 * np.cos(full[..., 0])
-    lost = -np.diff(energy[:, [0, -1]], axis=1)[:, 0]
-    work = 0.01 * (full[:, :-1, 1] ** 2 + full[:, 1:, 1] ** 2).sum(axis=1) / 2
-    np.testing.assert_allclose(lost / work, damping[:, 0], atol=2e-3, err_msg="the energy lost is α ∫ y2² dt")
 
 
 def test_a_spin_up_lets_time_pass_before_the_first_entry():

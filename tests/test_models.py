@@ -10,6 +10,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from scipy.linalg import expm
 
 from fml_tf import _engines, models
 from fml_tf._tensorflow import keras, tf
@@ -21,14 +22,13 @@ def numpy_advance(model, member, window):
     """Make one step of a member by hand: window (batch, n_M + 1, state) → next state (batch, state)."""
     hidden = window.reshape(len(window), -1)
     if model.normalization:
-        mean, scale = (np.tile(np.ravel(v), model.memory_steps + 1) for v in (model.input_mean, model.input_scale))
-        hidden = (hidden - mean) / scale
+        hidden = (hidden - np.ravel(model.input_mean)) @ np.asarray(model.input_matrix).T
     for layer in model.dense_layers:
         hidden = hidden @ np.asarray(layer.kernel)[member].T + np.asarray(layer.bias)[member, :, 0]
         hidden = np.tanh(hidden) if layer is not model.dense_layers[-1] else hidden
-    if not model.residual:
-        return hidden
-    return window[:, -1] + hidden * np.ravel(model.increment_scale)
+    if model.normalization:
+        hidden = hidden * np.ravel(model.output_scale) + np.ravel(model.output_mean)
+    return window[:, -1] + hidden if model.residual else hidden
 
 
 def numpy_forecast(model, history, steps):
@@ -74,7 +74,15 @@ def test_multi_step_loss_equals_a_numpy_loop(bursts, compiled, memory_steps, mul
         np.testing.assert_allclose(model.evaluate_members(data), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"normalization": "standard"}, {"residual": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalization": "standard"},
+        {"normalization": "whitened"},
+        {"residual": False},
+        {"residual": False, "normalization": "whitened"},
+    ],
+)
 def test_other_forms_equal_a_numpy_loop(bursts, compiled, options):
     data = 3 + 5 * bursts(11, 3, 4)
     model = compiled(memory_steps=3, **options)
@@ -553,7 +561,7 @@ def test_load_refuses_another_model(tmp_path):
         (dict(members=(1, 1)), "distinct indices"),
         (dict(hidden=(10, 0)), "hidden=0"),
         (dict(hidden=10), "hidden=10: expected the nodes of each"),
-        (dict(normalization="minmax"), "expected None .* or 'standard'"),
+        (dict(normalization="minmax"), "expected None .* 'standard' or 'whitened'"),
         (dict(state_names=("a",)), "expected 2 names"),
         (dict(dtype="mixed_float16"), "half precision"),
         (dict(dtype="float16"), "half precision"),
@@ -688,12 +696,58 @@ def test_normalisation_copes_with_drift_constants_and_further_data(bursts, compi
     time = 0.1 * np.arange(40 * 6).reshape(40, 6, 1)
     model = compiled(normalization="standard", members=1)
     model.adapt(np.concatenate([time, np.full_like(time, 0.5)], axis=2))
-    np.testing.assert_allclose(model.increment_scale.numpy().ravel(), [0.1, 1.0])
-    assert model.input_scale.numpy()[1, 0] == 1.0
+    np.testing.assert_allclose(model.output_scale.numpy().ravel(), [0.1, 1.0])
+    np.testing.assert_allclose(model.input_matrix.numpy(), np.diag([1 / time.std(), 1.0]))
+    np.testing.assert_allclose(model.input_mean.numpy().ravel(), [time.mean(), 0.5])
     plain = compiled(members=1)
     plain.fit(0.01 * bursts(40), epochs=1, **REPEATED)
     plain.fit(bursts(40), epochs=1, **REPEATED)
     assert np.ptp(plain.data_range.numpy()) > 1.9
+
+
+def test_standard_inputs_have_mean_zero_and_deviation_one(bursts, compiled):
+    data = 3 + 5 * bursts(400, memory_steps=2, state_dim=2)
+    model = compiled(memory_steps=2, normalization="standard")
+    model.adapt(data)
+    states = data.reshape(-1, 2)
+    np.testing.assert_allclose(model.input_matrix.numpy(), np.diag(np.tile(1 / states.std(0), 3)), rtol=1e-12)
+    np.testing.assert_allclose(model.input_mean.numpy()[:, 0], np.tile(states.mean(0), 3), rtol=1e-12)
+
+
+def test_whitened_histories_are_uncorrelated_and_rounding_is_left_out(compiled):
+    """Histories of a two-dimensional linear system seen through one variable have exactly two axes."""
+    rng, step = np.random.default_rng(0), expm(0.05 * np.array([[-0.1, 1.0], [-1.0, -0.1]]))
+    states = [rng.uniform(0, 2, (500, 2))]
+    for _ in range(12):
+        states.append(states[-1] @ step.T)
+    data = np.stack(states, axis=1)[:, :, :1]
+    model = compiled(state_dim=1, memory_steps=9, normalization="whitened")
+    model.adapt(data)
+    histories = np.concatenate([data[:, start : start + 10, 0] for start in range(3)])
+    inputs = (histories - model.input_mean.numpy()[:, 0]) @ model.input_matrix.numpy().T
+    expected = np.zeros((10, 10))
+    expected[[0, 1], [0, 1]] = 1
+    np.testing.assert_allclose(inputs.T @ inputs / len(inputs), expected, atol=2e-3)
+    assert not model.input_matrix.numpy()[2:].any()
+
+
+def test_ensemble_without_optimizer_forecasts_alike_and_holds_no_more(bursts, compiled, tmp_path):
+    model = compiled(memory_steps=1, normalization="whitened", seed=4)
+    data = bursts(40, memory_steps=1)
+    model.fit(data, epochs=2, **REPEATED)
+    bare = model.without_optimizer()
+    np.testing.assert_array_equal(bare.forecast(data[:, :2], 9), model.forecast(data[:, :2], 9))
+    np.testing.assert_array_equal(bare.member_losses, model.member_losses)
+    assert bare.optimizer is None
+    assert not np.isfinite(bare.best_losses).any()
+    np.testing.assert_array_equal(bare.data_range, model.data_range)
+
+
+def test_pretrained_ensembles_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match=r"unknown benchmark '5.4'.*Did you mean '5.4"):
+        models.load_pretrained("5.4")
+    with pytest.raises(ValueError, match=r"no pretrained ensemble of 5\.1\.1 with the preset 'paper'"):
+        models.load_pretrained("5.1.1", "paper")
 
 
 def test_callbacks_that_act_on_batches_or_fight_a_schedule_are_refused(bursts, compiled, tmp_path):

@@ -107,6 +107,13 @@ def test_right_hand_sides_are_the_papers(system):
     assert system.flow(0.01)(states).shape == states.shape
 
 
+def test_implied_damping_recovers_the_true_one():
+    problem = problems.get("5.3.2", n_test=20)
+    states = data.sample_full_trajectories(problem)
+    implied = systems.implied_damping(states[..., 0], states[..., 1], time_step=problem.time_step)
+    np.testing.assert_allclose(implied, states[:, 0, 2], rtol=1e-6, atol=1e-8)
+
+
 def test_oscillatory_linear_system_is_the_papers():
     eigenvalues = np.linalg.eigvals(systems.OSCILLATORY_LINEAR.matrix)
     np.testing.assert_allclose(np.sort_complex(eigenvalues), [-1 / 64 - 1j, -1 / 64 + 1j], rtol=1e-14)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fml_tf import training
+from fml_tf import problems, training
 from fml_tf.models import keras
 
 
@@ -63,3 +63,16 @@ def test_progress_prints_a_plain_line_every_so_many_epochs(bursts, compiled, cap
     assert all("loss" in line and "learning rate 1.0e-03" in line and "\r" not in line for line in lines)
     assert len(progress.epoch_seconds) == 10
     assert 0 <= progress.compile_seconds <= progress.epoch_seconds[0]
+
+
+@pytest.mark.parametrize("benchmark", ["5.1.2", "5.4.1"])
+def test_a_record_builds_its_model_compiled_with_its_schedule(benchmark):
+    problem = problems.get(benchmark, "quick", members=3)
+    model = training.build(problem, seed=5)
+    for name in ("memory_steps", "hidden", "members", "normalization", "time_step", "state_names"):
+        assert getattr(model, name) == getattr(problem, name), name
+    assert (model.seed, model.state_dim) == (5, len(problem.observed))
+    rate = model.optimizer.learning_rate
+    assert float(rate) == pytest.approx(problem.learning_rate)
+    model.optimizer.iterations.assign(problem.epochs * problem.n_samples // problem.batch_size)
+    assert float(model.optimizer.learning_rate) == pytest.approx(problem.final_learning_rate, rel=1e-3)
