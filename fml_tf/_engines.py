@@ -50,7 +50,7 @@ def _is_plain(model):
     own_class = not type(model).__module__.startswith("fml_tf.")
     frozen = not model.trainable or not all(layer.trainable for layer in model.dense_layers)
     custom = optimizer is not None and (
-        not type(optimizer).__module__.startswith("keras.")
+        not type(optimizer).__module__.startswith(("keras.", "fml_tf."))
         or bool(getattr(optimizer, "_exclude_from_weight_decay", None))
         or bool(getattr(optimizer, "_exclude_from_weight_decay_pattern", None))
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fml_tf import _checks, _engines, _layers, problems, results
+from fml_tf import _checks, _engines, _layers, optimizers, problems, results
 from fml_tf._tensorflow import gpus, keras, tf
 
 #: Steps that one compiled call of a forecast can make, for short forecasts and for all others.
@@ -308,6 +308,8 @@ class FlowMap(keras.Model):
             with _engines.borrowed(self) as engine:
                 _engines.program(engine, "_train_epoch")(self._feed.bursts, *order)
                 self.copy_state(engine)
+            if isinstance(self.optimizer, optimizers.Soap):
+                self.optimizer.renew()
             self.member_losses = np.vstack([self.member_losses, self.loss_tracker.per_member()])
             return {"loss": self.loss_tracker.result()}
 

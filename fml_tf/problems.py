@@ -45,9 +45,10 @@ class Problem:
     activation: str = "tanh"
     normalization: str | None = None
     n_test: int = 100
+    optimizer: str = "adam"
     one_step_epochs: int = 0
-    one_step_batch_size: int = 2000
-    one_step_learning_rate: float = 1e-2
+    one_step_batch_size: int = 500
+    one_step_learning_rate: float = 3e-2
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -112,11 +113,11 @@ def _check_field(name, value, declared):
     elif name == "hidden":
         if not isinstance(value, tuple) or not value or not all(isinstance(n, int) and n > 0 for n in value):
             raise ValueError(f"hidden={value!r}: expected the nodes of each hidden layer, for instance (10, 10, 10).")
-    elif name == "schedule" and value not in SCHEDULES:
-        raise ValueError(f"schedule={value!r}: expected one of {', '.join(SCHEDULES)}.")
+    elif name in CHOICES and value not in CHOICES[name]:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(CHOICES[name])}.")
 
 
-SCHEDULES = ("constant", "cosine", "cyclic")
+CHOICES = {"schedule": ("constant", "cosine", "cyclic"), "optimizer": ("adam", "soap")}
 
 _SMALL_BOX = ((0.0, 2.0), (0.0, 2.0))
 _PENDULUM_BOX = ((-math.pi / 2, math.pi / 2), (-math.pi, math.pi))
@@ -209,54 +210,64 @@ PAPER = {
     )
 }
 
-_COSINE = dict(learning_rate=3e-3, schedule="cosine", final_learning_rate=1e-7)
-_QUICK = dict(schedule="cosine", final_learning_rate=1e-5, n_trajectories=2000, members=2, batch_size=100)
+_ADAM = dict(learning_rate=3e-3, schedule="cosine", final_learning_rate=1e-7)
+_SOAP = dict(optimizer="soap", learning_rate=1e-2, schedule="cosine", final_learning_rate=1e-7, batch_size=500)
+_LINEAR = dict(_SOAP, activation="relu", normalization="standard")
+_SMOOTH = dict(_SOAP, activation="gelu", normalization="standard", learning_rate=3e-3)
+_SMALL_DATA = dict(n_trajectories=2000, members=2, batch_size=100)
 
 #: What each preset changes in the paper's record.
 PRESETS = {
     "5.1.1": {
-        "standard": dict(_COSINE, epochs=300, activation="relu"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=60, activation="relu"),
+        "standard": dict(_ADAM, epochs=300, activation="relu"),
+        "quick": {
+            **_ADAM,
+            **_SMALL_DATA,
+            "learning_rate": 5e-3,
+            "final_learning_rate": 1e-5,
+            "epochs": 60,
+            "activation": "relu",
+        },
     },
     "5.1.2": {
-        "standard": dict(_COSINE, epochs=300, activation="relu", normalization="whitened"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=40, activation="relu", normalization="whitened"),
+        "standard": dict(_LINEAR, epochs=150),
+        "quick": dict(_LINEAR, **_SMALL_DATA, epochs=30),
     },
     "5.2.1": {
-        "standard": dict(_COSINE, epochs=300, activation="relu", normalization="standard"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=60, activation="relu", normalization="standard"),
+        "standard": dict(_LINEAR, epochs=200),
+        "quick": dict(_LINEAR, **_SMALL_DATA, epochs=40),
     },
     "5.2.2": {
-        "standard": dict(_COSINE, epochs=300, activation="relu", normalization="whitened"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=40, activation="relu", normalization="whitened"),
+        "standard": dict(_LINEAR, epochs=150),
+        "quick": dict(_LINEAR, **_SMALL_DATA, epochs=30),
     },
     "5.3.1": {
-        "standard": dict(_COSINE, epochs=300, activation="gelu", normalization="standard"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=60, activation="gelu", normalization="standard"),
+        "standard": dict(_SMOOTH, one_step_epochs=150, epochs=150),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, one_step_epochs=40, epochs=20),
     },
     "5.3.2": {
-        "standard": dict(_COSINE, epochs=300, activation="gelu", normalization="whitened"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=40, activation="gelu", normalization="whitened"),
+        "standard": dict(_SMOOTH, normalization="whitened", one_step_epochs=250, epochs=150),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, normalization="whitened", one_step_epochs=40, epochs=15),
     },
     "5.3.3": {
-        "standard": dict(_COSINE, epochs=300, activation="gelu", normalization="whitened"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=40, activation="gelu", normalization="whitened"),
+        "standard": dict(_SMOOTH, one_step_epochs=250, epochs=150),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, one_step_epochs=40, epochs=15),
     },
     "5.4.1": {
-        "standard": dict(_COSINE, epochs=300, activation="gelu", normalization="standard"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=40, activation="gelu", normalization="standard"),
+        "standard": dict(_SMOOTH, one_step_epochs=150, epochs=80),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, one_step_epochs=30, epochs=8),
     },
     "5.4.2": {
-        "standard": dict(_COSINE, epochs=300, activation="gelu", normalization="whitened"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=40, activation="gelu", normalization="whitened"),
+        "standard": dict(_SMOOTH, one_step_epochs=150, epochs=80),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, one_step_epochs=30, epochs=8),
     },
     "5.4.3": {
-        "standard": dict(_COSINE, epochs=300, activation="gelu", normalization="whitened"),
-        "quick": dict(_QUICK, learning_rate=5e-3, epochs=40, activation="gelu", normalization="whitened"),
+        "standard": dict(_SMOOTH, one_step_epochs=150, epochs=80),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, one_step_epochs=30, epochs=8),
     },
     "5.5.1": {
-        "standard": dict(_COSINE, epochs=60, activation="relu", normalization="whitened"),
-        "quick": dict(_QUICK, learning_rate=3e-3, epochs=10, activation="relu", normalization="whitened"),
+        "standard": dict(_LINEAR, epochs=40),
+        "quick": dict(_LINEAR, **_SMALL_DATA, n_bursts=1, epochs=4),
     },
 }
 for _presets in PRESETS.values():

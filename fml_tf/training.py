@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 
-from fml_tf import data, models
+from fml_tf import data, models, optimizers
 from fml_tf._tensorflow import keras, tf
 
 
@@ -73,7 +73,7 @@ def learning_rate(schedule: str, rate: float, *, steps: int, final: float = 0.0,
 
 
 def build(problem, *, seed: int = 0) -> models.FlowMap:
-    """Return the flow map of a benchmark's record, compiled with Adam at the record's learning rate.
+    """Return the flow map of a benchmark's record, compiled with the record's optimiser and learning rate.
 
     Args:
         problem: the benchmark's record, see `problems.get`.
@@ -95,7 +95,7 @@ def build(problem, *, seed: int = 0) -> models.FlowMap:
         time_step=problem.time_step,
         state_names=problem.state_names,
     )
-    model.compile(_adam(problem, problem.learning_rate, problem.epochs, problem.n_samples, problem.batch_size))
+    model.compile(_optimizer(problem, problem.learning_rate, problem.epochs, problem.n_samples, problem.batch_size))
     return model
 
 
@@ -118,20 +118,21 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
             bursts,
             memory_steps=problem.memory_steps,
             multi_steps=0,
-            n_bursts=(problem.multi_steps + 1) // 2,
+            n_bursts=1 + problem.multi_steps // 4,
             seed=seed,
         )
         size = min(problem.one_step_batch_size, len(windows))
-        model.compile(_adam(problem, rates[0], problem.one_step_epochs, len(windows), size))
+        model.compile(_optimizer(problem, rates[0], problem.one_step_epochs, len(windows), size))
         model.fit(windows, batch_size=size, epochs=problem.one_step_epochs, verbose=0, callbacks=list(callbacks))
-    model.compile(_adam(problem, rates[1], problem.epochs, len(bursts), problem.batch_size))
+    model.compile(_optimizer(problem, rates[1], problem.epochs, len(bursts), problem.batch_size))
     model.fit(bursts, batch_size=problem.batch_size, epochs=problem.epochs, verbose=0, callbacks=list(callbacks))
 
 
-def _adam(problem, rate, epochs, samples, batch_size):
+def _optimizer(problem, rate, epochs, samples, batch_size):
     steps = epochs * -(-samples // batch_size)
     final = min(problem.final_learning_rate, rate)
-    return keras.optimizers.Adam(learning_rate(problem.schedule, rate, final=final, steps=steps))
+    kind = {"adam": keras.optimizers.Adam, "soap": optimizers.Soap}[problem.optimizer]
+    return kind(learning_rate(problem.schedule, rate, final=final, steps=steps))
 
 
 class Progress(keras.callbacks.Callback):
