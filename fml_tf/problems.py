@@ -213,7 +213,7 @@ PAPER = {
 _ADAM = dict(learning_rate=3e-3, schedule="cosine", final_learning_rate=1e-7)
 _SOAP = dict(optimizer="soap", learning_rate=1e-2, schedule="cosine", final_learning_rate=1e-7, batch_size=500)
 _LINEAR = dict(_SOAP, activation="relu", normalization="standard")
-_SMOOTH = dict(_SOAP, activation="gelu", normalization="standard", learning_rate=3e-3)
+_SMOOTH = dict(_SOAP, activation="gelu", normalization="standard", learning_rate=1e-3)
 _SMALL_DATA = dict(n_trajectories=2000, members=2, batch_size=100)
 
 #: What each preset changes in the paper's record.
@@ -266,8 +266,8 @@ PRESETS = {
         "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, one_step_epochs=30, epochs=8),
     },
     "5.5.1": {
-        "standard": dict(_LINEAR, epochs=40),
-        "quick": dict(_LINEAR, **_SMALL_DATA, n_bursts=1, epochs=4),
+        "standard": dict(_LINEAR, one_step_epochs=60, one_step_learning_rate=1e-2, epochs=15, learning_rate=1e-3),
+        "quick": dict(_LINEAR, **_SMALL_DATA, n_bursts=1, one_step_epochs=8, one_step_learning_rate=1e-2, epochs=2),
     },
 }
 for _presets in PRESETS.values():
