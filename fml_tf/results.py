@@ -202,9 +202,9 @@ TABLE_MARKS = ("<!-- results: begin -->", "<!-- results: end -->")
 def table(preset: str = "standard") -> str:
     """Return the committed results of a preset as a Markdown table, one row a benchmark."""
     rows = [
-        "| benchmark | observed | n_M | mean ℓ2 error | largest in time | persistence | decades of loss | training | "
-        "bounded |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| benchmark | observed | n_M | mean ℓ2 error | largest in time | persistence | valid, Lyapunov times | "
+        "decades of loss | training | bounded |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for benchmark, record in problems.PAPER.items():
         path = committed(benchmark, preset)
@@ -223,6 +223,7 @@ def _row(record, values):
         f"{values['mean_error']:.1e}",
         f"{values['max_error']:.1e}",
         f"{values['baseline_errors']['persistence']:.1e}",
+        f"{values['valid_prediction_time']:.1f}" if "valid_prediction_time" in values else "",
         f"{values['loss_decades']:.1f}",
         f"{values['seconds']['train'] / 60:.0f} min",
         f"{100 * values['bounded_fraction']:.0f} %",
