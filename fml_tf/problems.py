@@ -258,12 +258,12 @@ PRESETS = {
         "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, one_step_epochs=30, epochs=8),
     },
     "5.4.2": {
-        "standard": dict(_SMOOTH, one_step_epochs=150, epochs=80),
-        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, one_step_epochs=30, epochs=8),
+        "standard": dict(_SMOOTH, learning_rate=1e-2, epochs=150),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, learning_rate=1e-2, epochs=15),
     },
     "5.4.3": {
-        "standard": dict(_SMOOTH, one_step_epochs=150, epochs=80),
-        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, one_step_epochs=30, epochs=8),
+        "standard": dict(_SMOOTH, learning_rate=1e-2, epochs=150),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, learning_rate=1e-2, epochs=15),
     },
     "5.5.1": {
         "standard": dict(_LINEAR, one_step_epochs=60, one_step_learning_rate=1e-2, epochs=15, learning_rate=1e-3),
