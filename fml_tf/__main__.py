@@ -45,7 +45,10 @@ def notebooks(benchmarks, force):
         try:
             problem, notebook = problems.get(benchmark), results.notebook_of(benchmark)
         except ValueError as error:
-            raise click.UsageError(str(error)) from error
+            if benchmarks:
+                raise click.UsageError(str(error)) from error
+            click.echo(f"{benchmark}: {error}")
+            continue
         if not force and not results.is_stale(benchmark):
             click.echo(f"{benchmark}: up to date")
             continue

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fml_tf import __main__ as cli
-from fml_tf import results
+from fml_tf import problems, results
 
 
 @pytest.fixture
@@ -64,3 +64,21 @@ def test_a_failing_cell_is_named_and_the_partial_notebook_kept(invoke, tmp_path,
     assert done.exit_code == 1
     assert "of broken.ipynb failed: ZeroDivisionError: division by zero" in done.output
     assert pathlib.Path(tmp_path / "a b" / "broken.ipynb").exists()
+
+
+def test_without_arguments_every_benchmark_gets_a_line(invoke, monkeypatch):
+    monkeypatch.setattr(cli, "_execute", lambda *_: pytest.fail("executed"))
+    monkeypatch.setattr(results, "is_stale", lambda benchmark: False)
+    done = invoke("notebooks")
+    assert done.exit_code == 0
+    assert [line.split(":")[0] for line in done.output.splitlines()] == list(problems.PAPER)
+
+
+def test_results_are_gathered_into_the_readme(invoke, tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text("\n".join(["top", *results.TABLE_MARKS]))
+    monkeypatch.setattr(results, "table", lambda: "| the table |")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    assert invoke("results").exit_code == 0
+    assert "| the table |" in (tmp_path / "README.md").read_text()
+    (tmp_path / "README.md").write_text("no marks")
+    assert invoke("results").exit_code == 2
