@@ -543,7 +543,6 @@ class FlowMap(keras.Model):
 
     def _forecast_chunk(self, window, count, size):
         """Make `count` steps, at most `size`; returns the last window and (step, member or 1, state, batch)."""
-
         network = self.network()
 
         def body(step, window, states):

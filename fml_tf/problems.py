@@ -270,8 +270,7 @@ PRESETS = {
         "quick": dict(_LINEAR, **_SMALL_DATA, n_bursts=1, one_step_epochs=8, one_step_learning_rate=1e-2, epochs=2),
     },
 }
-for _presets in PRESETS.values():
-    _presets["paper"] = {}
+PRESETS = {benchmark: {"paper": {}, **presets} for benchmark, presets in PRESETS.items()}
 
 
 def get(benchmark: str, preset: str = "standard", **overrides) -> Problem:

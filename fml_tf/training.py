@@ -103,7 +103,8 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
     """Train a model as a benchmark's record says: one step ahead first, where it has epochs of that, then K + 1 steps.
 
     One step costs a tenth of eleven, and the windows within the bursts are many: what takes the multi-step loss many
-    epochs to find, the one-step loss finds sooner. The multi-step loss then sees to it that roll-outs stay true.
+    epochs to find, the one-step loss finds sooner. The multi-step loss then sees to roll-outs. Where much is hidden,
+    one step says too little of what happens beside the true histories, and roll-outs may run away: leave it out there.
 
     Args:
         model: as `build` returns it.
@@ -112,7 +113,11 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
         seed: which windows of a burst serve the one-step training.
         callbacks: Keras callbacks, for both stages.
     """
-    rates = problem.one_step_learning_rate, problem.learning_rate
+
+    def stage(samples, rate, epochs, batch_size):
+        model.compile(_optimizer(problem, rate, epochs, len(samples), batch_size))
+        model.fit(samples, batch_size=batch_size, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
     if problem.one_step_epochs:
         windows = data.cut_bursts(
             bursts,
@@ -122,10 +127,8 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
             seed=seed,
         )
         size = min(problem.one_step_batch_size, len(windows))
-        model.compile(_optimizer(problem, rates[0], problem.one_step_epochs, len(windows), size))
-        model.fit(windows, batch_size=size, epochs=problem.one_step_epochs, verbose=0, callbacks=list(callbacks))
-    model.compile(_optimizer(problem, rates[1], problem.epochs, len(bursts), problem.batch_size))
-    model.fit(bursts, batch_size=problem.batch_size, epochs=problem.epochs, verbose=0, callbacks=list(callbacks))
+        stage(windows, problem.one_step_learning_rate, problem.one_step_epochs, size)
+    stage(bursts, problem.learning_rate, problem.epochs, problem.batch_size)
 
 
 def _optimizer(problem, rate, epochs, samples, batch_size):

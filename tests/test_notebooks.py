@@ -93,14 +93,14 @@ def test_notebook_runs_with_quick_under_nbval(path, tmp_path):
         trivial = values["valid_prediction_times"]["persistence, attractor"]
         assert values["valid_prediction_time"] > 5 * trivial, "visibly learnt"
     else:
-        assert values["mean_error"] < values["baseline_errors"]["persistence"] / 2, "visibly learnt"
+        assert values["mean_error"] < values["baseline_errors"]["persistence"] / 20, "visibly learnt"
     assert len(list((tmp_path / "out").glob("*.png"))) >= 3
 
 
-@pytest.mark.parametrize("benchmark", ["5.1.1", "5.3.1"])
-def test_papermill_keeps_the_parameters_tag_and_takes_values(benchmark, tmp_path):
+@pytest.mark.parametrize("path", BENCHMARKS, ids=ids)
+def test_papermill_keeps_the_parameters_tag_and_takes_values(path, tmp_path):
     """Run through the command line, as a user would, with one parameter changed and a folder with a space."""
-    out = tmp_path / "my run"
+    out, benchmark = tmp_path / "my run", ".".join(path.stem.split("_")[:3])
     command = [sys.executable, "-m", "fml_tf", "run", benchmark, "--preset", "quick", "--out", str(out)]
     options = ["-p", "epochs", "3", "-p", "n_trajectories", "200", "-p", "members", "1"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=600, env={**os.environ})
