@@ -162,9 +162,13 @@ class FlowMap(keras.Model):
             layers[0] = kernel, bias - tf.matmul(kernel, self.input_mean)
         return layers
 
-    def advance(self, window, network=None):
+    def advance(self, window, network=None, *, average=False):
         """Make one step of every member: the next states `(member, state, batch)` of windows `(member or 1, (n_M + 1)
-        state, batch)`. A loop passes the `network`, so that it is put together once."""
+        state, batch)`, or with `average` of all together, `(1, state, batch)`. A loop passes the `network`, so that it
+        is put together once.
+
+        The average is of the increments: a mean of states rounds by more than a small increment is worth.
+        """
         *hidden_layers, output_layer = network or self.network()
         hidden = window
         for kernel, bias in hidden_layers:
@@ -172,6 +176,8 @@ class FlowMap(keras.Model):
         output = _layers.affine(*output_layer, hidden)
         if self.normalization:
             output = output * self.output_scale + self.output_mean
+        if average:
+            output = tf.reduce_mean(output, axis=0, keepdims=True)
         return window[:, -self.state_dim :] + output if self.residual else output
 
     def _shift(self, window, state):
@@ -200,7 +206,7 @@ class FlowMap(keras.Model):
     def call(self, history):
         """Return the ensemble's mean next state `(batch, state)` of histories `(batch, n_M + 1, state)`."""
         window = _to_lanes(tf.ensure_shape(history, (None, self.memory_steps + 1, self.state_dim)))
-        return tf.transpose(tf.reduce_mean(self.advance(window), axis=0))
+        return tf.transpose(self.advance(window, average=True)[0])
 
     # Training ------------------------------------------------------------------------------------------------
 
@@ -543,12 +549,10 @@ class FlowMap(keras.Model):
 
     def _forecast_chunk(self, window, count, size):
         """Make `count` steps, at most `size`; returns the last window and (step, member or 1, state, batch)."""
-        network = self.network()
+        network, average = self.network(), window.shape[0] != self.members
 
         def body(step, window, states):
-            state = self.advance(window, network)
-            if window.shape[0] != self.members:
-                state = tf.reduce_mean(state, axis=0, keepdims=True)
+            state = self.advance(window, network, average=average)
             return step + 1, self._shift(window, state), states.write(step, state)
 
         shape = (window.shape[0], self.state_dim, window.shape[2])
@@ -655,7 +659,7 @@ class FlowMap(keras.Model):
             network = self.network()
 
             def body(step, window, states):
-                state = tf.reduce_mean(self.advance(window, network), axis=0, keepdims=True)
+                state = self.advance(window, network, average=True)
                 return step + 1, self._shift(window, state), states.write(step, state)
 
             window, states = _to_lanes(history), tf.TensorArray(history.dtype, size=steps)

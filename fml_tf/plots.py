@@ -54,17 +54,18 @@ def trajectories(times, truth, prediction=None, *, members=None, names=None, tra
     """
     truth = np.asarray(truth)
     if axes is None:
-        axes = plt.subplots(1, truth.shape[1], figsize=(3.5 * truth.shape[1], 2.8), squeeze=False)[1][0]
+        axes = plt.subplots(1, truth.shape[1], figsize=(3.5 * truth.shape[1], 3.2), squeeze=False)[1][0]
     names = names or [f"x{i + 1}" for i in range(truth.shape[1])]
     for i, (ax, name) in enumerate(zip(axes, names, strict=True)):
         ax.plot(times, truth[:, i], color=TRUTH, label="truth")
         if members is not None:
-            ax.plot(times, np.asarray(members)[:, :, i].T, color=MEAN, alpha=0.3, linewidth=0.6)
+            lines = ax.plot(times, np.asarray(members)[:, :, i].T, color=MEAN, alpha=0.3, linewidth=0.6)
+            lines[0].set_label("members alone")
         if prediction is not None:
             ax.plot(times, np.asarray(prediction)[:, i], color=MEAN, linestyle="--", label="flow map")
         _mark_end(ax, train_end)
         ax.set(xlabel="time", ylabel=name)
-    axes[0].legend()
+    axes[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)  # above the panel, where it covers no curve
     return axes
 
 

@@ -266,8 +266,8 @@ def test_frozen_layers_stay_and_subclasses_keep_their_own_forward_pass(bursts, c
     class Damped(models.FlowMap):
         gain = 1.0
 
-        def advance(self, window, members=slice(None)):
-            return self.gain * super().advance(window, members)
+        def advance(self, window, network=None, *, average=False):
+            return self.gain * super().advance(window, network, average=average)
 
     compiled().fit(bursts(24), **REPEATED)  # an engine of this structure exists
     frozen = compiled()
@@ -402,6 +402,20 @@ def test_step_averaging_differs_from_averaging_roll_outs(bursts, compiled):
     assert apart.shape == (3, 5, 40, 2)
     np.testing.assert_allclose(step[:, 0], apart.mean(0)[:, 0], rtol=1e-12)
     assert np.abs(step[:, -1] - apart.mean(0)[:, -1]).max() > 1e-6
+
+
+def test_the_ensemble_averages_increments(bursts, compiled):
+    """At a state of 4096, where float32 resolves no less than 2**-11, increments of 1 to 16 such units in ten members
+    average to the exact mean of the increments, rounded once."""
+    model = compiled(members=10, dtype="float32", hidden=(4,))
+    unit, increments = 2.0**-11, np.array([1, 2, 3, 5, 8, 13, 16, 4, 9, 11])
+    *_, kernel, bias = model.trainable_variables
+    kernel.assign(np.zeros(kernel.shape))
+    bias.assign(np.broadcast_to(unit * increments[:, None, None], bias.shape))
+    history = np.full((1, 1, 2), 4096.0)
+    expected = 4096 + np.round(increments.mean()) * unit * np.arange(1, 4)
+    np.testing.assert_array_equal(model.forecast(history, 3)[0, :, 0], expected)
+    np.testing.assert_array_equal(model.predict(history, verbose=0)[0, 0], expected[0])
 
 
 def test_an_ensemble_of_one_averages_nothing(bursts, compiled):
