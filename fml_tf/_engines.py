@@ -14,6 +14,7 @@ import contextlib
 import json
 import threading
 
+from fml_tf import optimizers
 from fml_tf._tensorflow import keras, tf
 
 _ENGINES = {}
@@ -97,5 +98,6 @@ def _structure(model):
         optimizer["config"].pop("name")
         if not isinstance(optimizer["config"]["learning_rate"], dict):  # no schedule, but a variable
             optimizer["config"].pop("learning_rate")
-    structure = json.dumps([config, optimizer, model.members], default=str)
+    rank = model.input_rank if isinstance(model.optimizer, optimizers.LevenbergMarquardt) else None
+    structure = json.dumps([config, optimizer, model.members, rank], default=str)
     return type(model), model.activation, model.jit_compile, model.unroll_limit, structure

@@ -138,6 +138,29 @@ def cut_bursts(
     return np.concatenate(bursts)
 
 
+def add_noise(bursts: np.ndarray, size: float, *, memory_steps: int, seed: int = 0) -> np.ndarray:
+    """Return bursts with normal noise on their histories; the entries to be predicted stay as they are.
+
+    A network that must predict from such histories learns not to lean on differences between entries that are smaller
+    than the noise: on its own forecasts these hold only its errors, which would feed on themselves.
+
+    Args:
+        bursts: `(sample, n_M + K + 2, state)`.
+        size: standard deviation of the noise, as a fraction of each variable's own.
+        memory_steps: n_M; the first n_M + 1 entries are the history.
+        seed: seed of the noise.
+
+    Raises:
+        ValueError: for a size below 0.
+    """
+    if not 0 <= size < np.inf:
+        raise ValueError(f"size={size!r}: expected a fraction of the deviation, 0 or more.")
+    noisy = np.array(bursts, "float64")
+    history = noisy[:, : memory_steps + 1]
+    history += size * noisy.std(axis=(0, 1)) * np.random.default_rng([seed, 2]).normal(size=history.shape)
+    return noisy
+
+
 def fingerprint(array: np.ndarray) -> str:
     """Return a short hash of an array's shape, type and bytes, to tell data sets apart."""
     array = np.ascontiguousarray(array)

@@ -21,7 +21,7 @@ FORECAST_CHUNKS = (16, 500)
 
 #: Principal axes of the history whose deviation is below this fraction of the first one's are left out of a whitened
 #: input: they hold nothing but rounding.
-WHITENING_CUT = 1e-4
+WHITENING_CUT = 1e-5
 
 #: Factor on the initial weights of the output layer where inputs are normalised.
 FIRST_OUTPUT = 0.1
@@ -150,16 +150,26 @@ class FlowMap(keras.Model):
             shared += [self.input_mean, self.input_matrix, self.output_mean, self.output_scale]
         return shared
 
+    @property
+    def input_rank(self) -> int:
+        """Number of inputs that the network sees: (n_M + 1) d, or the axes that a whitened input keeps."""
+        features = (self.memory_steps + 1) * self.state_dim
+        if self.normalization != "whitened":
+            return features
+        with tf.init_scope():
+            return int(np.any(self.input_matrix.value.numpy(), axis=1).sum())
+
     # One step, many steps ------------------------------------------------------------------------------------
 
-    def network(self, members=slice(None)):
+    def network(self, members=slice(None), weights=None):
         """Return each layer's kernels and biases, `(member, out, in)` and `(member, out, 1)`, with the normalisation of
-        the inputs folded into the first."""
-        layers = [(layer.kernel[members], layer.bias[members]) for layer in self.dense_layers]
+        the inputs folded into the first; other `weights` than the model's may be of another float type."""
+        weights = [variable[members] for variable in self._weights_of_members()] if weights is None else weights
+        layers = list(zip(weights[::2], weights[1::2], strict=True))
         if self.normalization:
             kernel, bias = layers[0]
-            kernel = tf.matmul(kernel, self.input_matrix)
-            layers[0] = kernel, bias - tf.matmul(kernel, self.input_mean)
+            kernel = tf.matmul(kernel, tf.cast(self.input_matrix, kernel.dtype))
+            layers[0] = kernel, bias - tf.matmul(kernel, tf.cast(self.input_mean, kernel.dtype))
         return layers
 
     def advance(self, window, network=None, *, average=False):
@@ -175,12 +185,13 @@ class FlowMap(keras.Model):
             hidden = self.activation(_layers.affine(kernel, bias, hidden))
         output = _layers.affine(*output_layer, hidden)
         if self.normalization:
-            output = output * self.output_scale + self.output_mean
+            scale, mean = (tf.cast(variable, output.dtype) for variable in (self.output_scale, self.output_mean))
+            output = output * scale + mean
         if average:
             output = tf.reduce_mean(output, axis=0, keepdims=True)
         return window[:, -self.state_dim :] + output if self.residual else output
 
-    def _shift(self, window, state):
+    def shift(self, window, state):
         """Drop a window's oldest entry and append the newest."""
         return tf.concat([window[:, self.state_dim :], state], axis=1) if self.memory_steps else state
 
@@ -192,12 +203,12 @@ class FlowMap(keras.Model):
             states = []
             for _ in range(steps):
                 states.append(self.advance(window, network))
-                window = self._shift(window, states[-1])
+                window = self.shift(window, states[-1])
             return tf.stack(states, axis=1)
 
         def body(step, window, states):
             state = self.advance(window, network)
-            return step + 1, self._shift(window, state), states.write(step, state)
+            return step + 1, self.shift(window, state), states.write(step, state)
 
         states = tf.TensorArray(window.dtype, size=steps)
         loop = tf.while_loop(lambda step, *_: step < steps, body, (0, window, states), maximum_iterations=steps)
@@ -226,7 +237,10 @@ class FlowMap(keras.Model):
         _checks.uncoupled(optimizer)
         self.programs = {}
         super().compile(
-            optimizer=optimizer, loss=None, jit_compile=jit_compile and not run_eagerly, run_eagerly=run_eagerly
+            optimizer=optimizer,
+            loss=None,
+            jit_compile=jit_compile and not run_eagerly and not isinstance(optimizer, optimizers.LevenbergMarquardt),
+            run_eagerly=run_eagerly,
         )
         optimizer.build(self.trainable_variables)
 
@@ -273,6 +287,10 @@ class FlowMap(keras.Model):
         The gradient is that of the sum of the members' losses, so each member's is its own.
         """
         bursts = _to_lanes(data)
+        if isinstance(self.optimizer, optimizers.LevenbergMarquardt):
+            losses = self.optimizer.step(self, bursts)
+            self.loss_tracker.update_state(losses, tf.shape(bursts)[-1])
+            return {"loss": self.loss_tracker.result()}
         with tf.GradientTape() as tape:
             losses = self.burst_losses(bursts)  # (member,)
             total = tf.reduce_sum(losses)
@@ -553,7 +571,7 @@ class FlowMap(keras.Model):
 
         def body(step, window, states):
             state = self.advance(window, network, average=average)
-            return step + 1, self._shift(window, state), states.write(step, state)
+            return step + 1, self.shift(window, state), states.write(step, state)
 
         shape = (window.shape[0], self.state_dim, window.shape[2])
         states = tf.TensorArray(window.dtype, size=size, element_shape=shape)
@@ -660,7 +678,7 @@ class FlowMap(keras.Model):
 
             def body(step, window, states):
                 state = self.advance(window, network, average=True)
-                return step + 1, self._shift(window, state), states.write(step, state)
+                return step + 1, self.shift(window, state), states.write(step, state)
 
             window, states = _to_lanes(history), tf.TensorArray(history.dtype, size=steps)
             shapes = (tf.TensorShape([]), tf.TensorShape([1, window.shape[1], None]), tf.TensorShape(None))

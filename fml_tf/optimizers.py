@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fml_tf import _checks
 from fml_tf._tensorflow import keras, tf
 
 
@@ -108,3 +109,236 @@ def _eigenvectors(variable):
     """Return the eigenvectors of symmetric matrices `(member, n, n)` as columns, or None where one is not finite."""
     values = variable.numpy().astype("float64")
     return np.linalg.eigh(values)[1] if np.isfinite(values).all() else None
+
+
+#: Weights of a member up to which `LevenbergMarquardt` works; ten members take a gigabyte for as many.
+MOST_WEIGHTS = 3000
+
+
+@keras.saving.register_keras_serializable(package="fml_tf")
+class LevenbergMarquardt(keras.optimizers.Optimizer):
+    """Fit each member's multi-step residuals by least squares, with damped Gauss-Newton steps in float64.
+
+    Each batch is one step: the Jacobian J of all residuals r by all weights of a member is carried through its
+    roll-out, (JᵀJ + λ diag JᵀJ) δ = Jᵀr is solved, and the weights move by -δ where that lowers the loss over the
+    batch; where not, λ grows and the step is tried again. Every member has its own λ. Cost and memory grow with the
+    square of the number of weights: it is for networks of some hundreds, takes large batches (5,000 bursts) and few
+    epochs, and goes on where other optimisers stall. Start it from weights that one of these has found.
+
+    Args:
+        damping: first λ of every member.
+        increase: factor on λ after a step that did not help.
+        decrease: divisor of λ after one that did.
+        trials: most tries in one step.
+        chunk: bursts whose Jacobian is held at once; memory is members * state * (K + 1) * weights * chunk * 4 bytes.
+        **kwargs: Keras's `name`. The learning rate is not used.
+
+    Raises:
+        ValueError: for numbers out of range.
+
+    Source: Marquardt, *An algorithm for least-squares estimation of nonlinear parameters*, 1963,
+    https://doi.org/10.1137/0111030.
+    """
+
+    def __init__(
+        self, damping=1e-3, increase=4.0, decrease=5.0, trials=8, chunk=250, name="levenberg_marquardt", **kwargs
+    ):
+        super().__init__(**{"learning_rate": 1.0, **kwargs}, name=name)
+        if not damping > 0:
+            raise ValueError(f"damping={damping!r}: expected a positive number.")
+        for label, value in (("increase", increase), ("decrease", decrease)):
+            if not value > 1:
+                raise ValueError(f"{label}={value!r}: expected a factor above 1.")
+        for label, value in (("trials", trials), ("chunk", chunk)):
+            _checks.count(label, value, 1)
+        self.damping, self.increase, self.decrease, self.trials, self.chunk = damping, increase, decrease, trials, chunk
+
+    def build(self, variables):
+        """Create each member's λ."""
+        if self.built:
+            return
+        super().build(variables)
+        start = keras.initializers.Constant(self.damping)
+        self._dampings = self.add_variable((variables[0].shape[0],), start, dtype="float64", name="dampings")
+
+    def step(self, model, bursts):
+        """Move the weights of a model by one step on bursts in lanes `(member, burst_length * state, batch)`; returns
+        each member's loss before it, `(member,)`."""
+        own = type(model).advance is not _plain_class(model).advance
+        if own or len(model.trainable_variables) != 2 * len(model.dense_layers):
+            raise ValueError(
+                "LevenbergMarquardt knows the derivatives of a plain FlowMap whose layers all train: choose another "
+                "optimiser for a subclass with its own advance(), or for frozen layers."
+            )
+        size = sum(np.prod(weight.shape[1:]) for weight in model.trainable_variables)
+        if size > MOST_WEIGHTS:
+            raise ValueError(
+                f"LevenbergMarquardt solves for all of a member's weights at once, and {size:,} are too many (at most "
+                f"{MOST_WEIGHTS:,}): choose Soap or Adam, or fewer nodes."
+            )
+        bursts = tf.cast(bursts, "float64")
+        weights = [tf.cast(weight, "float64") for weight in model.trainable_variables]
+        used = model.input_rank  # axes that a whitened input leaves out have weights, but no effect
+
+        def compiled(function):  # and the rest not: XLA's own factorisation takes forty times TensorFlow's
+            return function if model.run_eagerly else tf.function(function, jit_compile=True, autograph=False)
+
+        equations = compiled(lambda weights, bursts: _normal_equations(model, weights, bursts, self.chunk))
+        score = compiled(lambda weights, bursts: _losses(model, weights, bursts))
+        matrix, slope, losses = equations([weights[0][:, :, :used], *weights[1:]], bursts)
+        finite = tf.math.is_finite(tf.reduce_sum(matrix, axis=(1, 2)))  # a member that has diverged stays where it is
+        identity = tf.eye(matrix.shape[1], dtype="float64")
+        matrix, slope = tf.where(finite[:, None, None], matrix, identity), tf.where(finite[:, None], slope, 0)
+        diagonal = tf.linalg.diag_part(matrix)
+        floor = 1e-12 * tf.reduce_max(diagonal, axis=1, keepdims=True)
+        diagonal = tf.linalg.diag(diagonal + floor)
+
+        def trial(count, done, dampings, best):
+            damped = matrix + dampings[:, None, None] * diagonal + 1e-4 * floor[..., None] * identity
+            change = tf.linalg.solve(damped, slope[..., None])  # JᵀJ may be a little indefinite by rounding
+            first, *others = _unflatten(change, [weights[0][:, :, :used], *weights[1:]])
+            changes = [tf.pad(first, ((0, 0), (0, 0), (0, weights[0].shape[2] - used))), *others]
+            stored = [
+                tf.cast(tf.cast(weight - delta, mine.dtype), "float64")  # as exactly as the model can hold them
+                for weight, delta, mine in zip(weights, changes, model.trainable_variables, strict=True)
+            ]
+            better = (score(stored, bursts) < losses) & ~done
+            best = [tf.where(better[:, None, None], new, old) for new, old in zip(stored, best, strict=True)]
+            moved = tf.where(better, dampings / self.decrease, dampings * self.increase)
+            dampings = tf.where(done, dampings, moved)
+            return count + 1, done | better, tf.clip_by_value(dampings, 1e-12, 1e12), best
+
+        start = (0, tf.zeros_like(losses, "bool"), tf.convert_to_tensor(self._dampings), weights)
+        _, _, dampings, best = tf.while_loop(
+            lambda count, done, *_: (count < self.trials) & ~tf.reduce_all(done), trial, start
+        )
+        self._dampings.assign(dampings)
+        for mine, new in zip(model.trainable_variables, best, strict=True):
+            mine.assign(tf.cast(new, mine.dtype))
+        self.iterations.assign_add(1)
+        return tf.cast(losses, model.variable_dtype)
+
+    def get_config(self):
+        own = {name: getattr(self, name) for name in ("damping", "increase", "decrease", "trials", "chunk")}
+        return {**super().get_config(), **own}
+
+
+def _plain_class(model):
+    """Return the class that `advance` comes from in this package."""
+    return next(kind for kind in type(model).__mro__ if kind.__module__.startswith("fml_tf."))
+
+
+def _losses(model, weights, bursts):
+    """Return each member's multi-step loss with the given weights, in float64."""
+    width = (model.memory_steps + 1) * model.state_dim
+    window, target = bursts[:, :width], bursts[:, width:]
+    steps = target.shape[1] // model.state_dim
+    predicted = model.unroll(window, steps, model.network(weights=weights))
+    error = predicted - tf.reshape(target, (target.shape[0], steps, model.state_dim, -1))
+    return tf.reduce_mean(tf.reduce_sum(tf.square(error), axis=2), axis=(1, 2))
+
+
+def _normal_equations(model, weights, bursts, chunk):
+    """Return JᵀJ `(member, weight, weight)`, Jᵀr `(member, weight)` and the losses of the multi-step residuals."""
+    batch = bursts.shape[2]
+    samples = tf.cast(batch, "float64")
+
+    def add(part, sums):
+        parts = _products(model, weights, part)
+        return [total + tf.cast(more, "float64") / samples for total, more in zip(sums, parts, strict=True)]
+
+    size = sum(weight.shape[1] * weight.shape[2] for weight in weights)
+    sums = [tf.zeros((model.members, *shape), "float64") for shape in ((size, size), (size,), ())]
+    whole = batch // chunk
+    if whole:
+        sums = tf.while_loop(
+            lambda place, *_: place < whole,
+            lambda place, *sums: (place + 1, *add(_columns(bursts, place * chunk, chunk), sums)),
+            (0, *sums),
+        )[1:]
+    return add(bursts[:, :, whole * chunk :], sums) if batch % chunk else sums
+
+
+def _columns(bursts, start, count):
+    return tf.slice(bursts, (0, 0, start), (*bursts.shape[:2], count))
+
+
+def _products(model, weights, bursts):
+    """Return JᵀJ, Jᵀr and the sum of squares over some bursts, each divided by the number of steps.
+
+    With S_k the derivative of the k-th predicted state by the weights, one `(member, weight, batch)` a variable, and G
+    the network's derivative by its window: S_k = (direct part) + sum over the predicted entries j in the window of
+    G_j S_j, and S_{k-1} besides where the network is residual.
+    """
+    width, past, state_dim = (model.memory_steps + 1) * model.state_dim, model.memory_steps + 1, model.state_dim
+    window, target = bursts[:, :width], bursts[:, width:]
+    steps = target.shape[1] // state_dim
+    sums, sensitivities = [0, 0, 0], []
+    for step in range(steps):
+        state, by_weights, by_window = _derivatives(model, weights, window)
+        error = state - target[:, step * state_dim : (step + 1) * state_dim]
+        for i in range(state_dim):
+            for age, known in enumerate(reversed(sensitivities[-past:])):
+                for j in range(state_dim):
+                    feature = width - (age + 1) * state_dim + j
+                    by_weights[i] += by_window[i][:, feature : feature + 1] * known[j]
+            if model.residual and sensitivities:
+                by_weights[i] += sensitivities[-1][i]
+            # One product a variable: summed over a batch axis in one call, XLA on the CPU gets them wrong.
+            residual = tf.cast(error[:, i, :, None], "float32")
+            parts = (
+                tf.matmul(by_weights[i], by_weights[i], transpose_b=True),
+                tf.matmul(by_weights[i], residual)[..., 0],
+                tf.reduce_sum(tf.square(error[:, i]), axis=1),
+            )
+            sums = [a + b / steps for a, b in zip(sums, parts, strict=True)]
+        sensitivities.append(by_weights)
+        window = model.shift(window, state)
+    return sums
+
+
+def _derivatives(model, weights, window):
+    """Return the next states `(member, state, batch)`, and for each variable of it the derivatives of the network's
+    output by the weights, `(member, weight, batch)`, and by the window, `(member, feature, batch)`."""
+    kernels, biases = weights[::2], weights[1::2]
+    inputs, scale = window, tf.ones((model.state_dim, 1), "float64")
+    if model.normalization:
+        matrix = tf.cast(model.input_matrix[: kernels[0].shape[2]], "float64")
+        matrix = tf.repeat(matrix[None], model.members, axis=0)
+        inputs = tf.matmul(matrix, window - tf.cast(model.input_mean, "float64"))
+        scale = tf.cast(model.output_scale, "float64")
+    hidden, slopes = [inputs], []
+    for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
+        before = tf.matmul(kernel, hidden[-1]) + bias
+        with tf.GradientTape() as tape:
+            tape.watch(before)
+            after = model.activation(before)
+        hidden.append(after)
+        slopes.append(tape.gradient(after, before))
+    output = scale * (tf.matmul(kernels[-1], hidden[-1]) + biases[-1])
+    if model.normalization:
+        output += tf.cast(model.output_mean, "float64")
+    state = window[:, -model.state_dim :] + output if model.residual else output
+    # The derivatives need no more than float32, in which their products are five times as fast.
+    kernels, hidden, slopes = ([tf.cast(value, "float32") for value in values] for values in (kernels, hidden, slopes))
+    by_weights, by_window = [], []
+    for i in range(model.state_dim):
+        unit = tf.one_hot([i], model.state_dim, dtype="float32", axis=0)  # (state, 1)
+        back = tf.cast(scale, "float32") * unit * tf.ones_like(hidden[-1][:, :1])  # (member, state, batch)
+        parts = []
+        for place in reversed(range(len(kernels))):
+            by_kernel = back[:, :, None] * hidden[place][:, None]  # (member, out, in, batch)
+            parts = [tf.reshape(by_kernel, (model.members, -1, back.shape[-1])), back, *parts]
+            back = tf.matmul(kernels[place], back, transpose_a=True)
+            if place:
+                back *= slopes[place - 1]
+        by_weights.append(tf.concat(parts, axis=1))
+        by_window.append(tf.matmul(tf.cast(matrix, "float32"), back, transpose_a=True) if model.normalization else back)
+    return state, by_weights, by_window
+
+
+def _unflatten(vector, weights):
+    """Cut `(member, weight, 1)` into parts of the weights' shapes."""
+    sizes = [weight.shape[1] * weight.shape[2] for weight in weights]
+    parts = tf.split(vector[..., 0], sizes, axis=1)
+    return [tf.reshape(part, weight.shape) for part, weight in zip(parts, weights, strict=True)]

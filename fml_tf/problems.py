@@ -13,13 +13,29 @@ from fml_tf import _checks, systems
 
 
 @dataclasses.dataclass(frozen=True)
+class Stage:
+    """Hold one training that comes before a problem's own: epochs of an optimiser on roll-outs over `multi_steps` + 1
+    steps, cut from the bursts."""
+
+    epochs: int
+    multi_steps: int = 0
+    optimizer: str = "soap"
+    learning_rate: float = 3e-2
+    batch_size: int = 500
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            _check_field(field.name, getattr(self, field.name), field.type)
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
     """Hold everything that defines one benchmark and its training.
 
     Times are in time units of the system. `trajectory_length` and `burst_length` count entries; `horizon` counts
     predicted steps. `schedule` is "constant", "cosine" or "cyclic"; `final_learning_rate` is where a cosine ends
-    and where a cycle starts. `one_step_epochs` of training on the next entry alone, K = 0, come before the multi-step
-    loss, with a batch size and a first learning rate of their own.
+    and where a cycle starts. `stages` are trained first, in their order. `noise` on the training histories is a
+    fraction of each variable's deviation.
     """
 
     id: str
@@ -46,9 +62,8 @@ class Problem:
     normalization: str | None = None
     n_test: int = 100
     optimizer: str = "adam"
-    one_step_epochs: int = 0
-    one_step_batch_size: int = 500
-    one_step_learning_rate: float = 3e-2
+    stages: tuple[Stage, ...] = ()
+    noise: float = 0.0
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -65,6 +80,12 @@ class Problem:
                 f"a burst of n_M + K + 2 = {self.memory_steps} + {self.multi_steps} + 2 = {self.burst_length} entries "
                 f"does not fit a trajectory of {self.trajectory_length}: lower memory_steps or multi_steps, or raise "
                 "trajectory_length."
+            )
+        longest = max((stage.multi_steps for stage in self.stages), default=0)
+        if longest > self.multi_steps:
+            raise ValueError(
+                f"a stage of multi_steps={longest} needs longer bursts than multi_steps={self.multi_steps} gives: "
+                "raise multi_steps."
             )
         starts = self.trajectory_length - self.burst_length + 1
         if self.n_bursts > starts:
@@ -84,6 +105,11 @@ class Problem:
         return self.n_bursts * self.n_trajectories
 
     @property
+    def stage_epochs(self) -> int:
+        """Epochs of all stages together, before those of the multi-step loss."""
+        return sum(stage.epochs for stage in self.stages)
+
+    @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the observed variables."""
         return tuple(self.system.state_names[i] for i in self.observed)
@@ -91,13 +117,22 @@ class Problem:
     def numbers(self) -> dict[str, Any]:
         """Return the record as plain values, the system by its name: what result files keep."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**values, "system": self.system.name}
+        stages = [dataclasses.asdict(stage) for stage in self.stages]
+        return {**values, "system": self.system.name, "stages": stages}
+
+    def choices(self) -> dict[str, Any]:
+        """Return the numbers that are not a field's default: what decides a run, whatever options are added later."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        return {
+            name: value
+            for name, value in self.numbers().items()
+            if name == "preset" or getattr(self, name) != defaults[name]
+        }
 
 
 #: Smallest value that each whole number of a record may take.
-_AT_LEAST = dict.fromkeys(("memory_steps", "multi_steps", "one_step_epochs"), 0) | dict.fromkeys(
-    ("n_trajectories", "trajectory_length", "n_bursts", "members", "epochs", "horizon", "batch_size", "n_test",
-     "one_step_batch_size"), 1,
+_AT_LEAST = dict.fromkeys(("memory_steps", "multi_steps"), 0) | dict.fromkeys(
+    ("n_trajectories", "trajectory_length", "n_bursts", "members", "epochs", "horizon", "batch_size", "n_test"), 1,
 )  # fmt: skip
 
 
@@ -106,18 +141,21 @@ def _check_field(name, value, declared):
     if name in _AT_LEAST:
         _checks.count(name, value, _AT_LEAST[name])
     elif declared is float:
-        zero = name == "final_learning_rate"  # which alone may be zero
+        zero = name in ("final_learning_rate", "noise")  # which alone may be zero
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < 0 or (value == 0 and not zero):
-            raise ValueError(f"{name}={value!r}: expected a positive number.")
+            raise ValueError(f"{name}={value!r}: expected a positive number{', or 0' * zero}.")
     elif name == "hidden":
         if not isinstance(value, tuple) or not value or not all(isinstance(n, int) and n > 0 for n in value):
             raise ValueError(f"hidden={value!r}: expected the nodes of each hidden layer, for instance (10, 10, 10).")
+    elif name == "stages":
+        if not isinstance(value, tuple) or not all(isinstance(stage, Stage) for stage in value):
+            raise ValueError(f"stages={value!r}: expected a tuple of problems.Stage.")
     elif name in CHOICES and value not in CHOICES[name]:
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(CHOICES[name])}.")
 
 
-CHOICES = {"schedule": ("constant", "cosine", "cyclic"), "optimizer": ("adam", "soap")}
+CHOICES = {"schedule": ("constant", "cosine", "cyclic"), "optimizer": ("adam", "soap", "levenberg_marquardt")}
 
 _SMALL_BOX = ((0.0, 2.0), (0.0, 2.0))
 _PENDULUM_BOX = ((-math.pi / 2, math.pi / 2), (-math.pi, math.pi))
@@ -214,6 +252,11 @@ _ADAM = dict(learning_rate=3e-3, schedule="cosine", final_learning_rate=1e-7)
 _SOAP = dict(optimizer="soap", learning_rate=1e-2, schedule="cosine", final_learning_rate=1e-7, batch_size=500)
 _LINEAR = dict(_SOAP, activation="relu", normalization="standard")
 _SMOOTH = dict(_SOAP, activation="gelu", normalization="standard", learning_rate=1e-3)
+_LEAST_SQUARES = Stage(8, optimizer="levenberg_marquardt", batch_size=15_000)
+_REFINED = dict(
+    optimizer="levenberg_marquardt", schedule="cosine", final_learning_rate=1e-7, batch_size=5000,
+    normalization="whitened", stages=(Stage(40, batch_size=1000), _LEAST_SQUARES),
+)  # fmt: skip
 _SMALL_DATA = dict(n_trajectories=2000, members=2, batch_size=100)
 
 #: What each preset changes in the paper's record.
@@ -242,20 +285,20 @@ PRESETS = {
         "quick": dict(_LINEAR, **_SMALL_DATA, epochs=30),
     },
     "5.3.1": {
-        "standard": dict(_SMOOTH, one_step_epochs=150, epochs=150),
-        "quick": dict(_SMOOTH, **_SMALL_DATA, one_step_epochs=40, epochs=20),
+        "standard": dict(_SMOOTH, stages=(Stage(150),), epochs=150),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, stages=(Stage(40),), epochs=20),
     },
     "5.3.2": {
-        "standard": dict(_SMOOTH, normalization="whitened", one_step_epochs=250, epochs=150),
-        "quick": dict(_SMOOTH, **_SMALL_DATA, normalization="whitened", one_step_epochs=40, epochs=15),
+        "standard": dict(_REFINED, noise=1e-5, epochs=3),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, normalization="whitened", stages=(Stage(40),), epochs=15),
     },
     "5.3.3": {
-        "standard": dict(_SMOOTH, one_step_epochs=250, epochs=150),
-        "quick": dict(_SMOOTH, **_SMALL_DATA, one_step_epochs=40, epochs=15),
+        "standard": dict(_SMOOTH, stages=(Stage(250),), epochs=150),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, stages=(Stage(40),), epochs=15),
     },
     "5.4.1": {
-        "standard": dict(_SMOOTH, one_step_epochs=150, epochs=80),
-        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, one_step_epochs=30, epochs=8),
+        "standard": dict(_SMOOTH, stages=(Stage(150),), epochs=80),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, stages=(Stage(30),), epochs=8),
     },
     "5.4.2": {
         "standard": dict(_SMOOTH, learning_rate=1e-2, epochs=150),
@@ -266,8 +309,8 @@ PRESETS = {
         "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, learning_rate=1e-2, epochs=15),
     },
     "5.5.1": {
-        "standard": dict(_LINEAR, one_step_epochs=60, one_step_learning_rate=1e-2, epochs=15, learning_rate=1e-3),
-        "quick": dict(_LINEAR, **_SMALL_DATA, n_bursts=1, one_step_epochs=8, one_step_learning_rate=1e-2, epochs=2),
+        "standard": dict(_LINEAR, stages=(Stage(60, learning_rate=1e-2),), epochs=15, learning_rate=1e-3),
+        "quick": dict(_LINEAR, **_SMALL_DATA, n_bursts=1, stages=(Stage(8, learning_rate=1e-2),), epochs=2),
     },
 }
 PRESETS = {benchmark: {"paper": {}, **presets} for benchmark, presets in PRESETS.items()}

@@ -95,12 +95,12 @@ def build(problem, *, seed: int = 0) -> models.FlowMap:
         time_step=problem.time_step,
         state_names=problem.state_names,
     )
-    model.compile(_optimizer(problem, problem.learning_rate, problem.epochs, problem.n_samples, problem.batch_size))
+    model.compile(_optimizer(problem, problem, problem.n_samples, problem.batch_size))
     return model
 
 
 def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
-    """Train a model as a benchmark's record says: one step ahead first, where it has epochs of that, then K + 1 steps.
+    """Train a model as a benchmark's record says: its stages, as a rule one step ahead, then K + 1 steps.
 
     One step costs a tenth of eleven, and the windows within the bursts are many: what takes the multi-step loss many
     epochs to find, the one-step loss finds sooner. The multi-step loss then sees to roll-outs. Where much is hidden,
@@ -111,31 +111,34 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
         problem: the benchmark's record.
         bursts: training set, `(sample, burst_length, state)`.
         seed: which windows of a burst serve the one-step training.
-        callbacks: Keras callbacks, for both stages.
+        callbacks: Keras callbacks, for every stage.
     """
+    if not int(model.adapted):
+        model.adapt(bursts)  # on the data as they are: stages see parts of them, with noise
+    for stage in (*problem.stages, problem):
+        samples = bursts
+        if stage is not problem:
+            samples = data.cut_bursts(
+                bursts,
+                memory_steps=problem.memory_steps,
+                multi_steps=stage.multi_steps,
+                n_bursts=1 + (problem.multi_steps - stage.multi_steps) // 4,
+                seed=seed,
+            )
+        if problem.noise:
+            samples = data.add_noise(samples, problem.noise, memory_steps=problem.memory_steps, seed=seed)
+        batch_size = min(stage.batch_size, len(samples))
+        model.compile(_optimizer(problem, stage, len(samples), batch_size))
+        model.fit(samples, batch_size=batch_size, epochs=stage.epochs, verbose=0, callbacks=list(callbacks))
 
-    def stage(samples, rate, epochs, batch_size):
-        model.compile(_optimizer(problem, rate, epochs, len(samples), batch_size))
-        model.fit(samples, batch_size=batch_size, epochs=epochs, verbose=0, callbacks=list(callbacks))
 
-    if problem.one_step_epochs:
-        windows = data.cut_bursts(
-            bursts,
-            memory_steps=problem.memory_steps,
-            multi_steps=0,
-            n_bursts=1 + problem.multi_steps // 4,
-            seed=seed,
-        )
-        size = min(problem.one_step_batch_size, len(windows))
-        stage(windows, problem.one_step_learning_rate, problem.one_step_epochs, size)
-    stage(bursts, problem.learning_rate, problem.epochs, problem.batch_size)
-
-
-def _optimizer(problem, rate, epochs, samples, batch_size):
-    steps = epochs * -(-samples // batch_size)
-    final = min(problem.final_learning_rate, rate)
-    kind = {"adam": keras.optimizers.Adam, "soap": optimizers.Soap}[problem.optimizer]
-    return kind(learning_rate(problem.schedule, rate, final=final, steps=steps))
+def _optimizer(problem, stage, samples, batch_size):
+    if stage.optimizer == "levenberg_marquardt":
+        return optimizers.LevenbergMarquardt()
+    steps = stage.epochs * -(-samples // batch_size)
+    final = min(problem.final_learning_rate, stage.learning_rate)
+    kind = {"adam": keras.optimizers.Adam, "soap": optimizers.Soap}[stage.optimizer]
+    return kind(learning_rate(problem.schedule, stage.learning_rate, final=final, steps=steps))
 
 
 class Progress(keras.callbacks.Callback):
@@ -166,8 +169,9 @@ class Progress(keras.callbacks.Callback):
         every = self.every or max(1, epochs // 10)
         if epoch == 0 or (epoch + 1) % every == 0 or epoch + 1 == epochs:
             values = "".join(f"   {name} {value:.2e}" for name, value in (logs or {}).items())
-            rate = float(self.model.optimizer.learning_rate)
-            print(f"epoch {epoch + 1:5d}/{epochs}{values}   learning rate {rate:.1e}", flush=True)
+            if not isinstance(self.model.optimizer, optimizers.LevenbergMarquardt):  # which has none
+                values += f"   learning rate {float(self.model.optimizer.learning_rate):.1e}"
+            print(f"epoch {epoch + 1:5d}/{epochs}{values}", flush=True)
 
     @property
     def compile_seconds(self) -> float:

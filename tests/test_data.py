@@ -115,3 +115,15 @@ def test_short_trajectories_are_left_out_with_a_count():
 def test_bad_data_are_refused(trajectories, options, message):
     with pytest.raises(ValueError, match=message):
         data.cut_bursts(trajectories, **options)
+
+
+def test_noise_is_on_the_history_alone_in_units_of_each_variable():
+    bursts = np.random.default_rng(0).normal(size=(4000, 7, 2)) * [1.0, 30.0]
+    noisy = data.add_noise(bursts, 0.1, memory_steps=2, seed=3)
+    np.testing.assert_array_equal(noisy[:, 3:], bursts[:, 3:])
+    np.testing.assert_allclose((noisy - bursts)[:, :3].std(axis=(0, 1)), [0.1, 3.0], rtol=0.03)
+    np.testing.assert_array_equal(noisy, data.add_noise(bursts, 0.1, memory_steps=2, seed=3))
+    assert (data.add_noise(bursts, 0.1, memory_steps=2, seed=4) != noisy)[:, :3].all()
+    np.testing.assert_array_equal(data.add_noise(bursts, 0.0, memory_steps=2), bursts)
+    with pytest.raises(ValueError, match="size=-1.0: expected a fraction"):
+        data.add_noise(bursts, -1.0, memory_steps=2)

@@ -92,6 +92,8 @@ def test_notebook_runs_with_quick_under_nbval(path, tmp_path):
     if "valid_prediction_time" in values:  # chaotic: the mean error saturates
         trivial = values["valid_prediction_times"]["persistence, attractor"]
         assert values["valid_prediction_time"] > 5 * trivial, "visibly learnt"
+    elif "mean damping, true physics" in values["baseline_errors"]:  # in half a minute the pendulum, not its damping
+        assert values["mean_error"] < 1.5 * values["baseline_errors"]["mean damping, true physics"], "visibly learnt"
     else:
         assert values["mean_error"] < values["baseline_errors"]["persistence"] / 20, "visibly learnt"
     assert len(list((tmp_path / "out").glob("*.png"))) >= 3

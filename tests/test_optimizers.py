@@ -1,10 +1,11 @@
-"""Soap: Adam where its bases are the identity, better where they matter, and every member alone."""
+"""Soap: Adam where its bases are the identity, better where they matter. Levenberg-Marquardt: its equations, its fall.
+Every member alone."""
 
 import numpy as np
 import pytest
 
-from fml_tf import optimizers, problems
-from fml_tf._tensorflow import keras
+from fml_tf import models, optimizers, problems
+from fml_tf._tensorflow import keras, tf
 from fml_tf.data import sample_bursts
 
 
@@ -106,3 +107,104 @@ def test_bad_values_and_shapes_are_refused():
         optimizers.Soap(epsilon=0)
     with pytest.raises(ValueError, match=r"Soap is for weights \(member, out, in\)"):
         optimizers.Soap().build([keras.Variable(np.zeros((2, 3)))])
+
+
+# Levenberg-Marquardt --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("normalization", "residual"), [(None, True), ("standard", False), ("whitened", True)])
+def test_normal_equations_are_those_of_the_jacobian(bursts, compiled, normalization, residual):
+    """Against automatic differentiation, compiled, for chunk sizes that leave a remainder and that do not."""
+    data = 2 + bursts(72, memory_steps=2)
+    options = dict(memory_steps=2, normalization=normalization, residual=residual, hidden=(24, 24), members=2)
+    model = compiled(optimizer=optimizers.LevenbergMarquardt(), **options)
+    model.adapt(data)
+    lanes = tf.repeat(models._to_lanes(tf.constant(data)), 2, axis=0)
+    weights = [tf.convert_to_tensor(v) for v in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        window, target = lanes[:, :6], tf.reshape(lanes[:, 6:], (2, -1, 2, 72))
+        residuals = model.unroll(window, target.shape[1], model.network(weights=weights)) - target
+    parts = tape.jacobian(residuals, weights)  # (member, step, state, batch) by (member, out, in)
+    scale = 1 / np.sqrt(72 * target.shape[1])
+    for chunk in (72, 48, 7):
+        equations = tf.function(optimizers._normal_equations, jit_compile=True, autograph=False)
+        matrix, slope, losses = equations(model, weights, lanes, chunk)
+        for member in range(2):
+            jacobian = np.concatenate(
+                [part[member, ..., member, :, :].numpy().reshape(72 * target.shape[1] * 2, -1) for part in parts],
+                axis=1,
+            )
+            error = residuals[member].numpy().ravel()
+            expected = scale**2 * jacobian.T @ jacobian
+            np.testing.assert_allclose(matrix[member], expected, atol=1e-5 * expected.max())
+            expected = scale**2 * jacobian.T @ error
+            np.testing.assert_allclose(slope[member], expected, atol=1e-5 * np.abs(expected).max())
+            np.testing.assert_allclose(losses[member], scale**2 * error @ error, rtol=1e-9)
+
+
+def test_it_goes_on_where_soap_stalls_and_never_up(compiled):
+    """A damped pendulum, fully observed: from the same start, on the whole set at once."""
+    problem = problems.get("5.3.1", "quick", n_trajectories=200, multi_steps=2)
+    data = sample_bursts(problem)
+    options = dict(hidden=(8, 8), members=2, normalization="standard", dtype="float32")
+    model = compiled(optimizer=optimizers.Soap(3e-3), **options)
+    model.fit(data, batch_size=100, epochs=40, verbose=0)
+    soap = model.evaluate_members(data)
+    model.compile(optimizers.LevenbergMarquardt())
+    model.fit(data, batch_size=len(data), epochs=30, verbose=0)
+    losses = model.member_losses[40:]
+    assert (np.diff(losses, axis=0) <= 1e-6 * losses[:-1]).all()
+    assert (model.evaluate_members(data) < soap / 10).all()
+
+
+def test_its_members_are_independent_and_its_damping_is_saved(bursts, compiled, tmp_path):
+    data = bursts(64, memory_steps=1)
+    options = dict(memory_steps=1, normalization="whitened", seed=3)
+    many = compiled(members=3, optimizer=optimizers.LevenbergMarquardt(1.0), **options)
+    alone = compiled(members=(2,), optimizer=optimizers.LevenbergMarquardt(1.0), **options)
+    for model in (many, alone):
+        model.fit(data, batch_size=32, epochs=1, verbose=0, restore_best=False)
+    for mine, its in zip(weights(many), weights(alone), strict=True):  # as far as products in float32 are the same
+        np.testing.assert_allclose(mine[2], its[0], rtol=1e-3, atol=1e-4)
+    many.fit(data, batch_size=32, epochs=2, verbose=0)
+    many.save(tmp_path / "model.keras")
+    loaded = models.load(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.optimizer._dampings, many.optimizer._dampings)
+    assert np.ptp(np.log(loaded.optimizer._dampings)) > 0, "each member has its own"
+
+
+def test_it_refuses_what_it_does_not_know(bursts, compiled):
+    class Own(models.FlowMap):
+        def advance(self, window, network=None, *, average=False):
+            return super().advance(window, network, average=average)
+
+    own = Own(2, hidden=(4,), members=2)
+    frozen = compiled()
+    frozen.dense_layers[0].trainable = False
+    for model in (own, frozen):
+        model.compile(optimizers.LevenbergMarquardt())
+        with pytest.raises(ValueError, match="choose another optimiser"):
+            model.fit(bursts(24), batch_size=8, verbose=0)
+    large = compiled(hidden=(60, 60), optimizer=optimizers.LevenbergMarquardt())
+    with pytest.raises(ValueError, match="3,962 are too many .*choose Soap or Adam"):
+        large.fit(bursts(24), batch_size=8, verbose=0)
+    for options, message in (
+        (dict(damping=0.0), "damping=0.0: expected a positive number"),
+        (dict(increase=1.0), "increase=1.0: expected a factor above 1"),
+        (dict(trials=0), "trials=0: expected a whole number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimizers.LevenbergMarquardt(**options)
+
+
+def test_a_diverged_member_stays_and_the_others_go_on(bursts, compiled):
+    data = bursts(64)
+    model = compiled(optimizer=optimizers.LevenbergMarquardt())
+    model.dense_layers[0].kernel.assign(model.dense_layers[0].kernel * np.array([1, np.nan, 1])[:, None, None])
+    before = weights(model)
+    with pytest.warns(RuntimeWarning, match=r"member\(s\) 1 never had a finite loss"):
+        model.fit(data, batch_size=32, epochs=2, verbose=0, restore_best=False)
+    for old, new in zip(before, weights(model), strict=True):
+        np.testing.assert_array_equal(old[1], new[1])
+        assert (old[[0, 2]] != new[[0, 2]]).any()

@@ -93,6 +93,15 @@ def test_overrides_replace_and_none_keeps():
         (lambda: problems.get("5.1.1", hidden=()), "expected the nodes of each hidden layer"),
         (lambda: problems.get("5.1.1", multi_steps=199), "a burst of .* = 0 \\+ 199 \\+ 2 = 201 entries does not fit"),
         (lambda: problems.get("5.1.1", n_bursts=190), "n_bursts=190 bursts do not fit .* has 189 places"),
+        (lambda: problems.get("5.1.1", noise=-1.0), "noise=-1.0: expected a positive number, or 0"),
+        (lambda: problems.get("5.1.1", optimizer="sgd"), "expected one of adam, soap, levenberg_marquardt"),
+        (lambda: problems.get("5.1.1", stages=(3,)), "expected a tuple of problems.Stage"),
+        (lambda: problems.Stage(0), "epochs=0: expected a whole number, 1 or more"),
+        (lambda: problems.Stage(5, optimizer="sgd"), "expected one of adam, soap, levenberg_marquardt"),
+        (
+            lambda: problems.get("5.1.1", stages=(problems.Stage(5, multi_steps=11),)),
+            "multi_steps=11 needs longer bursts",
+        ),
     ],
 )
 def test_bad_names_and_values_are_refused(call, message):
@@ -104,3 +113,11 @@ def test_numbers_are_plain_and_complete():
     numbers = problems.get("5.1.1").numbers()
     assert numbers["system"] == "small linear system"
     assert numbers["memory_steps"] == 0
+
+
+def test_choices_leave_out_defaults_so_that_new_options_change_nothing():
+    plain, staged = problems.get("5.1.1"), problems.get("5.3.1")
+    assert not {"noise", "stages", "n_test"} & set(plain.choices())
+    assert plain.choices()["members"] == 10
+    assert staged.choices()["stages"][0]["epochs"] == staged.stage_epochs == 150
+    assert "noise" in problems.get("5.1.1", noise=1e-3).choices()

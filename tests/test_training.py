@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fml_tf import problems, training
+from fml_tf import data, problems, training
 from fml_tf.models import keras
 
 
@@ -76,3 +76,34 @@ def test_a_record_builds_its_model_compiled_with_its_schedule(benchmark):
     assert float(rate) == pytest.approx(problem.learning_rate)
     model.optimizer.iterations.assign(problem.epochs * problem.n_samples // problem.batch_size)
     assert float(model.optimizer.learning_rate) == pytest.approx(problem.final_learning_rate, rel=1e-3)
+
+
+def test_a_record_trains_its_stages_first_each_with_its_own_optimizer(capsys):
+    """A tiny pendulum: what each fit got, and that scales come from the data as they are."""
+    stages = (
+        problems.Stage(3, batch_size=50),
+        problems.Stage(2, multi_steps=1, optimizer="levenberg_marquardt", batch_size=10**6),
+    )
+    problem = problems.get("5.3.3", "quick", n_trajectories=40, epochs=2, batch_size=20, stages=stages, noise=0.5)
+    bursts, fits = data.sample_bursts(problem), []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            shape = tuple(self.model._feed.bursts.shape)
+            fits.append(
+                (type(self.model.optimizer).__name__, self.params["epochs"], shape, self.model._feed.batch_size)
+            )
+
+    model = training.build(problem)
+    training.train(model, problem, bursts, callbacks=[Watch(), training.Progress()])
+    assert fits == [
+        ("Soap", 3, (600, 12, 1), 50),
+        ("LevenbergMarquardt", 2, (600, 13, 1), 600),
+        ("Soap", 2, (200, 22, 1), 20),
+    ]
+    clean = training.build(problem)
+    clean.adapt(bursts)
+    np.testing.assert_array_equal(model.input_matrix, clean.input_matrix)
+    assert model.member_losses.shape == (7, 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert ["learning rate" in line for line in lines] == [True] * 3 + [False] * 2 + [True] * 2
