@@ -226,7 +226,8 @@ class FlowMap(keras.Model):
 
         Args:
             optimizer: a Keras optimiser or its name. It must treat every weight entry alone.
-            jit_compile: compile with XLA (on the CPU too, where Keras's own "auto" would not).
+            jit_compile: compile with XLA (on the CPU too, where Keras's own "auto" would not). `LevenbergMarquardt`
+                compiles its own parts.
             run_eagerly: run step by step in Python, to debug.
 
         Raises:
@@ -284,17 +285,17 @@ class FlowMap(keras.Model):
     def train_step(self, data):
         """Update all members on one batch: bursts `(batch, burst_length, state)`, or one batch a member in front.
 
-        The gradient is that of the sum of the members' losses, so each member's is its own.
+        The gradient is that of the sum of the members' losses, so each member's is its own. Least squares need more
+        than a gradient, and make their own step.
         """
         bursts = _to_lanes(data)
         if isinstance(self.optimizer, optimizers.LevenbergMarquardt):
             losses = self.optimizer.step(self, bursts)
-            self.loss_tracker.update_state(losses, tf.shape(bursts)[-1])
-            return {"loss": self.loss_tracker.result()}
-        with tf.GradientTape() as tape:
-            losses = self.burst_losses(bursts)  # (member,)
-            total = tf.reduce_sum(losses)
-        self.optimizer.apply(tape.gradient(total, self.trainable_variables), self.trainable_variables)
+        else:
+            with tf.GradientTape() as tape:
+                losses = self.burst_losses(bursts)  # (member,)
+                total = tf.reduce_sum(losses)
+            self.optimizer.apply(tape.gradient(total, self.trainable_variables), self.trainable_variables)
         self.loss_tracker.update_state(losses, tf.shape(bursts)[-1])
         return {"loss": self.loss_tracker.result()}
 

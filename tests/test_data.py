@@ -125,5 +125,5 @@ def test_noise_is_on_the_history_alone_in_units_of_each_variable():
     np.testing.assert_array_equal(noisy, data.add_noise(bursts, 0.1, memory_steps=2, seed=3))
     assert (data.add_noise(bursts, 0.1, memory_steps=2, seed=4) != noisy)[:, :3].all()
     np.testing.assert_array_equal(data.add_noise(bursts, 0.0, memory_steps=2), bursts)
-    with pytest.raises(ValueError, match="size=-1.0: expected a fraction"):
+    with pytest.raises(ValueError, match=r"size=-1\.0: expected a fraction"):
         data.add_noise(bursts, -1.0, memory_steps=2)

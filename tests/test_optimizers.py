@@ -187,7 +187,7 @@ def test_it_refuses_what_it_does_not_know(bursts, compiled):
         with pytest.raises(ValueError, match="choose another optimiser"):
             model.fit(bursts(24), batch_size=8, verbose=0)
     large = compiled(hidden=(60, 60), optimizer=optimizers.LevenbergMarquardt())
-    with pytest.raises(ValueError, match="3,962 are too many .*choose Soap or Adam"):
+    with pytest.raises(ValueError, match=r"3,962 are too many .*choose Soap or Adam"):
         large.fit(bursts(24), batch_size=8, verbose=0)
     for options, message in (
         (dict(damping=0.0), "damping=0.0: expected a positive number"),
