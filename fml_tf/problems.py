@@ -301,11 +301,11 @@ PRESETS = {
         "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, stages=(Stage(30),), epochs=8),
     },
     "5.4.2": {
-        "standard": dict(_SMOOTH, learning_rate=1e-2, epochs=150),
+        "standard": dict(_SMOOTH, noise=1e-4, stages=(Stage(120),), epochs=80),
         "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, learning_rate=1e-2, epochs=15),
     },
     "5.4.3": {
-        "standard": dict(_SMOOTH, learning_rate=1e-2, epochs=150),
+        "standard": dict(_SMOOTH, noise=1e-4, stages=(Stage(120),), epochs=80),
         "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, learning_rate=1e-2, epochs=15),
     },
     "5.5.1": {

@@ -104,7 +104,8 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
 
     One step costs a tenth of eleven, and the windows within the bursts are many: what takes the multi-step loss many
     epochs to find, the one-step loss finds sooner. The multi-step loss then sees to roll-outs. Where much is hidden,
-    one step says too little of what happens beside the true histories, and roll-outs may run away: leave it out there.
+    one step says too little of what happens beside the true histories, and roll-outs may run away: the record's noise
+    on the histories keeps them from it.
 
     Args:
         model: as `build` returns it.
