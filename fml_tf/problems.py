@@ -290,7 +290,7 @@ PRESETS = {
     },
     "5.3.2": {
         "standard": dict(_REFINED, noise=1e-5, epochs=3),
-        "quick": dict(_SMOOTH, **_SMALL_DATA, normalization="whitened", stages=(Stage(40),), epochs=15),
+        "quick": dict(_SMOOTH, **_SMALL_DATA, stages=(Stage(40),), epochs=15),
     },
     "5.3.3": {
         "standard": dict(_SMOOTH, stages=(Stage(250),), epochs=150),
