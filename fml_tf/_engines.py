@@ -76,13 +76,13 @@ def copy(sources, targets):
 copy._omit_frequent_tracing_warning = True  # traced once for each structure
 
 
-def program(model, name):
-    """Return a method of a model, compiled at the first call."""
+def program(model, name, *, jit_compile=True):
+    """Return a method of a model, compiled at the first call; without `jit_compile` as a graph, never by XLA."""
     if model.run_eagerly:
         return getattr(model, name)
     if name not in model.programs:
         jit = model.jit_compile if model.optimizer else True
-        model.programs[name] = tf.function(getattr(model, name), jit_compile=jit, autograph=False)
+        model.programs[name] = tf.function(getattr(model, name), jit_compile=jit and jit_compile, autograph=False)
         # Every structure needs its own; TensorFlow would take them for one function that is traced too often.
         model.programs[name]._omit_frequent_tracing_warning = True
     return model.programs[name]
@@ -98,6 +98,7 @@ def _structure(model):
         optimizer["config"].pop("name")
         if not isinstance(optimizer["config"]["learning_rate"], dict):  # no schedule, but a variable
             optimizer["config"].pop("learning_rate")
+    # Least squares solve for the weights of the inputs in use, whose number the data decide.
     rank = model.input_rank if isinstance(model.optimizer, optimizers.LevenbergMarquardt) else None
     structure = json.dumps([config, optimizer, model.members, rank], default=str)
     return type(model), model.activation, model.jit_compile, model.unroll_limit, structure

@@ -151,13 +151,13 @@ def add_noise(bursts: np.ndarray, size: float, *, memory_steps: int, seed: int =
         seed: seed of the noise.
 
     Raises:
-        ValueError: for a size below 0.
+        ValueError: for a size or seed below 0.
     """
     if not 0 <= size < np.inf:
         raise ValueError(f"size={size!r}: expected a fraction of the deviation, 0 or more.")
     noisy = np.array(bursts, "float64")
     history = noisy[:, : memory_steps + 1]
-    history += size * noisy.std(axis=(0, 1)) * np.random.default_rng([seed, 2]).normal(size=history.shape)
+    history += size * noisy.std(axis=(0, 1)) * _stream(seed, "noise").normal(size=history.shape)
     return noisy
 
 
@@ -172,7 +172,7 @@ def fingerprint(array: np.ndarray) -> str:
 def _stream(seed, purpose):
     """Return the generator of one purpose: training and test data differ even where their seeds are the same."""
     _checks.count("seed", seed, 0)
-    return np.random.default_rng([seed, ("train", "test").index(purpose)])
+    return np.random.default_rng([seed, ("train", "test", "noise").index(purpose)])
 
 
 def _initial_states(problem, count, rng):

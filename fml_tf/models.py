@@ -226,8 +226,8 @@ class FlowMap(keras.Model):
 
         Args:
             optimizer: a Keras optimiser or its name. It must treat every weight entry alone.
-            jit_compile: compile with XLA (on the CPU too, where Keras's own "auto" would not). `LevenbergMarquardt`
-                compiles its own parts.
+            jit_compile: compile with XLA (on the CPU too, where Keras's own "auto" would not). Of
+                `LevenbergMarquardt` only the parts that gain by it.
             run_eagerly: run step by step in Python, to debug.
 
         Raises:
@@ -236,12 +236,14 @@ class FlowMap(keras.Model):
         _checks.compile_options(kwargs)
         optimizer = keras.optimizers.get(optimizer)
         _checks.uncoupled(optimizer)
+        if isinstance(optimizer, optimizers.LevenbergMarquardt):
+            plain = type(self).advance is FlowMap.advance and len(self.trainable_variables) == 2 * len(
+                self.dense_layers
+            )
+            optimizer.check(self.trainable_variables, plain)
         self.programs = {}
         super().compile(
-            optimizer=optimizer,
-            loss=None,
-            jit_compile=jit_compile and not run_eagerly and not isinstance(optimizer, optimizers.LevenbergMarquardt),
-            run_eagerly=run_eagerly,
+            optimizer=optimizer, loss=None, jit_compile=jit_compile and not run_eagerly, run_eagerly=run_eagerly
         )
         optimizer.build(self.trainable_variables)
 
@@ -263,13 +265,15 @@ class FlowMap(keras.Model):
         batch)`: the mean over bursts and K + 1 steps of the squared 2-norm (paper, equation multi_loss)."""
         if bursts.shape[0] == 1:
             bursts = tf.repeat(bursts, self.members, axis=0)
-        return tf.concat([self._burst_losses(bursts[members], members) for members in self._shards()], axis=0)
+        parts = [self.roll_out_losses(bursts[members], self.network(members)) for members in self._shards()]
+        return tf.concat(parts, axis=0)
 
-    def _burst_losses(self, bursts, members):
+    def roll_out_losses(self, bursts, network):
+        """Return the multi-step losses of a `network`, one a member of it, over its bursts in lanes."""
         width = (self.memory_steps + 1) * self.state_dim
         window, target = bursts[:, :width], bursts[:, width:]
         steps = target.shape[1] // self.state_dim
-        predicted = self.unroll(window, steps, self.network(members))  # (member, step, state, batch)
+        predicted = self.unroll(window, steps, network)  # (member, step, state, batch)
         target = tf.reshape(target, (target.shape[0], steps, self.state_dim, -1))
         return tf.reduce_mean(tf.reduce_sum(tf.square(predicted - target), axis=2), axis=(1, 2))
 
@@ -330,8 +334,9 @@ class FlowMap(keras.Model):
         def train_function(iterator):
             next(iterator)
             order = self._feed.order(self.seed, self.member_ids, len(self.member_losses))
+            whole = not isinstance(self.optimizer, optimizers.LevenbergMarquardt)  # which compiles parts of its own
             with _engines.borrowed(self) as engine:
-                _engines.program(engine, "_train_epoch")(self._feed.bursts, *order)
+                _engines.program(engine, "_train_epoch", jit_compile=whole)(self._feed.bursts, *order)
                 self.copy_state(engine)
             if isinstance(self.optimizer, optimizers.Soap):
                 self.optimizer.renew()

@@ -1,4 +1,4 @@
-"""An optimiser for ensembles: Adam in the eigenbases of each member's gradients."""
+"""Optimisers for ensembles: Adam in the eigenbases of each member's gradients, and each member's least squares."""
 
 import numpy as np
 
@@ -111,7 +111,7 @@ def _eigenvectors(variable):
     return np.linalg.eigh(values)[1] if np.isfinite(values).all() else None
 
 
-#: Weights of a member up to which `LevenbergMarquardt` works; ten members take a gigabyte for as many.
+#: Weights of a member up to which `LevenbergMarquardt` works: for ten members JᵀJ alone takes 720 MB then.
 MOST_WEIGHTS = 3000
 
 
@@ -161,48 +161,56 @@ class LevenbergMarquardt(keras.optimizers.Optimizer):
         start = keras.initializers.Constant(self.damping)
         self._dampings = self.add_variable((variables[0].shape[0],), start, dtype="float64", name="dampings")
 
-    def step(self, model, bursts):
-        """Move the weights of a model by one step on bursts in lanes `(member, burst_length * state, batch)`; returns
-        each member's loss before it, `(member,)`."""
-        own = type(model).advance is not _plain_class(model).advance
-        if own or len(model.trainable_variables) != 2 * len(model.dense_layers):
+    def check(self, weights, plain):
+        """Refuse weights `(member, out, in)` that are too many, or not those of a plain flow map, all trained."""
+        if not plain:
             raise ValueError(
                 "LevenbergMarquardt knows the derivatives of a plain FlowMap whose layers all train: choose another "
                 "optimiser for a subclass with its own advance(), or for frozen layers."
             )
-        size = sum(np.prod(weight.shape[1:]) for weight in model.trainable_variables)
+        size = sum(int(np.prod(weight.shape[1:])) for weight in weights)
         if size > MOST_WEIGHTS:
             raise ValueError(
                 f"LevenbergMarquardt solves for all of a member's weights at once, and {size:,} are too many (at most "
                 f"{MOST_WEIGHTS:,}): choose Soap or Adam, or fewer nodes."
             )
-        bursts = tf.cast(bursts, "float64")
-        weights = [tf.cast(weight, "float64") for weight in model.trainable_variables]
-        used = model.input_rank  # axes that a whitened input leaves out have weights, but no effect
+
+    def step(self, model, bursts):
+        """Move the weights of a model by one step on bursts in lanes `(member, burst_length * state, batch)`; returns
+        each member's loss before it, `(member,)`."""
 
         def compiled(function):  # and the rest not: XLA's own factorisation takes forty times TensorFlow's
-            return function if model.run_eagerly else tf.function(function, jit_compile=True, autograph=False)
+            if model.run_eagerly:
+                return function
+            return tf.function(function, jit_compile=model.jit_compile, autograph=False)
 
-        equations = compiled(lambda weights, bursts: _normal_equations(model, weights, bursts, self.chunk))
-        score = compiled(lambda weights, bursts: _losses(model, weights, bursts))
-        matrix, slope, losses = equations([weights[0][:, :, :used], *weights[1:]], bursts)
+        def score(weights):
+            return model.roll_out_losses(bursts, model.network(weights=weights))
+
+        bursts = tf.cast(bursts, "float64")
+        weights = [tf.cast(weight, "float64") for weight in model.trainable_variables]
+        fitted = [weights[0][:, :, : model.input_rank], *weights[1:]]  # the rest of a whitened input has no effect
+        unused = weights[0].shape[2] - fitted[0].shape[2]
+        score, equations = compiled(score), compiled(_normal_equations)
+        matrix, slope, losses = equations(model, fitted, bursts, self.chunk)
         finite = tf.math.is_finite(tf.reduce_sum(matrix, axis=(1, 2)))  # a member that has diverged stays where it is
         identity = tf.eye(matrix.shape[1], dtype="float64")
         matrix, slope = tf.where(finite[:, None, None], matrix, identity), tf.where(finite[:, None], slope, 0)
         diagonal = tf.linalg.diag_part(matrix)
-        floor = 1e-12 * tf.reduce_max(diagonal, axis=1, keepdims=True)
-        diagonal = tf.linalg.diag(diagonal + floor)
+        largest = tf.reduce_max(diagonal, axis=1, keepdims=True)
+        diagonal = tf.linalg.diag(diagonal + 1e-12 * largest)
+        floor = 1e-16 * largest[..., None] * identity
 
         def trial(count, done, dampings, best):
-            damped = matrix + dampings[:, None, None] * diagonal + 1e-4 * floor[..., None] * identity
+            damped = matrix + dampings[:, None, None] * diagonal + floor
             change = tf.linalg.solve(damped, slope[..., None])  # JᵀJ may be a little indefinite by rounding
-            first, *others = _unflatten(change, [weights[0][:, :, :used], *weights[1:]])
-            changes = [tf.pad(first, ((0, 0), (0, 0), (0, weights[0].shape[2] - used))), *others]
+            first, *others = _unflatten(change, fitted)
+            changes = [tf.pad(first, ((0, 0), (0, 0), (0, unused))), *others]
             stored = [
                 tf.cast(tf.cast(weight - delta, mine.dtype), "float64")  # as exactly as the model can hold them
                 for weight, delta, mine in zip(weights, changes, model.trainable_variables, strict=True)
             ]
-            better = (score(stored, bursts) < losses) & ~done
+            better = (score(stored) < losses) & ~done
             best = [tf.where(better[:, None, None], new, old) for new, old in zip(stored, best, strict=True)]
             moved = tf.where(better, dampings / self.decrease, dampings * self.increase)
             dampings = tf.where(done, dampings, moved)
@@ -223,21 +231,6 @@ class LevenbergMarquardt(keras.optimizers.Optimizer):
         return {**super().get_config(), **own}
 
 
-def _plain_class(model):
-    """Return the class that `advance` comes from in this package."""
-    return next(kind for kind in type(model).__mro__ if kind.__module__.startswith("fml_tf."))
-
-
-def _losses(model, weights, bursts):
-    """Return each member's multi-step loss with the given weights, in float64."""
-    width = (model.memory_steps + 1) * model.state_dim
-    window, target = bursts[:, :width], bursts[:, width:]
-    steps = target.shape[1] // model.state_dim
-    predicted = model.unroll(window, steps, model.network(weights=weights))
-    error = predicted - tf.reshape(target, (target.shape[0], steps, model.state_dim, -1))
-    return tf.reduce_mean(tf.reduce_sum(tf.square(error), axis=2), axis=(1, 2))
-
-
 def _normal_equations(model, weights, bursts, chunk):
     """Return JᵀJ `(member, weight, weight)`, Jᵀr `(member, weight)` and the losses of the multi-step residuals."""
     batch = bursts.shape[2]
@@ -249,18 +242,14 @@ def _normal_equations(model, weights, bursts, chunk):
 
     size = sum(weight.shape[1] * weight.shape[2] for weight in weights)
     sums = [tf.zeros((model.members, *shape), "float64") for shape in ((size, size), (size,), ())]
-    whole = batch // chunk
+    whole, shape = batch // chunk, (*bursts.shape[:2], chunk)
     if whole:
         sums = tf.while_loop(
             lambda place, *_: place < whole,
-            lambda place, *sums: (place + 1, *add(_columns(bursts, place * chunk, chunk), sums)),
+            lambda place, *sums: (place + 1, *add(tf.slice(bursts, (0, 0, place * chunk), shape), sums)),
             (0, *sums),
         )[1:]
     return add(bursts[:, :, whole * chunk :], sums) if batch % chunk else sums
-
-
-def _columns(bursts, start, count):
-    return tf.slice(bursts, (0, 0, start), (*bursts.shape[:2], count))
 
 
 def _products(model, weights, bursts):

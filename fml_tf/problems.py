@@ -123,11 +123,7 @@ class Problem:
     def choices(self) -> dict[str, Any]:
         """Return the numbers that are not a field's default: what decides a run, whatever options are added later."""
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        return {
-            name: value
-            for name, value in self.numbers().items()
-            if name == "preset" or getattr(self, name) != defaults[name]
-        }
+        return {name: value for name, value in self.numbers().items() if getattr(self, name) != defaults[name]}
 
 
 #: Smallest value that each whole number of a record may take.

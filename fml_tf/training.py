@@ -111,26 +111,28 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
         model: as `build` returns it.
         problem: the benchmark's record.
         bursts: training set, `(sample, burst_length, state)`.
-        seed: which windows of a burst serve the one-step training.
+        seed: which windows of a burst serve the stages, and the noise.
         callbacks: Keras callbacks, for every stage.
     """
     if not int(model.adapted):
         model.adapt(bursts)  # on the data as they are: stages see parts of them, with noise
-    for stage in (*problem.stages, problem):
-        samples = bursts
-        if stage is not problem:
-            samples = data.cut_bursts(
-                bursts,
-                memory_steps=problem.memory_steps,
-                multi_steps=stage.multi_steps,
-                n_bursts=1 + (problem.multi_steps - stage.multi_steps) // 4,
-                seed=seed,
-            )
+
+    def fit(samples, stage, batch_size):
         if problem.noise:
             samples = data.add_noise(samples, problem.noise, memory_steps=problem.memory_steps, seed=seed)
-        batch_size = min(stage.batch_size, len(samples))
         model.compile(_optimizer(problem, stage, len(samples), batch_size))
         model.fit(samples, batch_size=batch_size, epochs=stage.epochs, verbose=0, callbacks=list(callbacks))
+
+    for stage in problem.stages:
+        windows = data.cut_bursts(
+            bursts,
+            memory_steps=problem.memory_steps,
+            multi_steps=stage.multi_steps,
+            n_bursts=1 + (problem.multi_steps - stage.multi_steps) // 4,
+            seed=seed,
+        )
+        fit(windows, stage, min(stage.batch_size, len(windows)))
+    fit(bursts, problem, problem.batch_size)
 
 
 def _optimizer(problem, stage, samples, batch_size):

@@ -172,9 +172,22 @@ def test_its_members_are_independent_and_its_damping_is_saved(bursts, compiled, 
     loaded = models.load(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.optimizer._dampings, many.optimizer._dampings)
     assert np.ptp(np.log(loaded.optimizer._dampings)) > 0, "each member has its own"
+    bare = many.without_optimizer()  # whose programs are XLA's
+    np.testing.assert_array_equal(bare.forecast(data[:, :2], 20), many.forecast(data[:, :2], 20))
 
 
-def test_it_refuses_what_it_does_not_know(bursts, compiled):
+def test_it_runs_eagerly_as_it_does_compiled(bursts, compiled):
+    data, losses = bursts(40), []
+    for options in ({}, {"jit_compile": False}, {"run_eagerly": True}):
+        model = compiled()
+        model.compile(optimizers.LevenbergMarquardt(1.0), **options)
+        model.fit(data, batch_size=20, epochs=2, verbose=0)
+        losses.append(model.member_losses)
+    for other in losses[1:]:
+        np.testing.assert_allclose(other, losses[0], rtol=1e-3)
+
+
+def test_it_refuses_what_it_does_not_know(compiled):
     class Own(models.FlowMap):
         def advance(self, window, network=None, *, average=False):
             return super().advance(window, network, average=average)
@@ -183,12 +196,10 @@ def test_it_refuses_what_it_does_not_know(bursts, compiled):
     frozen = compiled()
     frozen.dense_layers[0].trainable = False
     for model in (own, frozen):
-        model.compile(optimizers.LevenbergMarquardt())
         with pytest.raises(ValueError, match="choose another optimiser"):
-            model.fit(bursts(24), batch_size=8, verbose=0)
-    large = compiled(hidden=(60, 60), optimizer=optimizers.LevenbergMarquardt())
+            model.compile(optimizers.LevenbergMarquardt())
     with pytest.raises(ValueError, match=r"3,962 are too many .*choose Soap or Adam"):
-        large.fit(bursts(24), batch_size=8, verbose=0)
+        compiled(hidden=(60, 60), optimizer=optimizers.LevenbergMarquardt())
     for options, message in (
         (dict(damping=0.0), "damping=0.0: expected a positive number"),
         (dict(increase=1.0), "increase=1.0: expected a factor above 1"),

@@ -1,5 +1,7 @@
 """Training: schedules at known steps, the loss-decay check, and quiet progress."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -101,6 +103,9 @@ def test_a_record_trains_its_stages_first_each_with_its_own_optimizer(capsys):
         ("LevenbergMarquardt", 2, (600, 13, 1), 600),
         ("Soap", 2, (200, 22, 1), 20),
     ]
+    large = dataclasses.replace(problem, batch_size=201)
+    with pytest.raises(ValueError, match="batch_size=201 is larger than the data, 200 bursts"):
+        training.train(training.build(large), dataclasses.replace(large, stages=()), bursts)
     clean = training.build(problem)
     clean.adapt(bursts)
     np.testing.assert_array_equal(model.input_matrix, clean.input_matrix)
