@@ -15,13 +15,14 @@ from fml_tf import _checks, systems
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """Hold one training that comes before a problem's own: epochs of an optimiser on roll-outs over `multi_steps` + 1
-    steps, cut from the bursts."""
+    steps, cut from the bursts, with `noise` on the histories (None: the record's)."""
 
     epochs: int
     multi_steps: int = 0
     optimizer: str = "soap"
     learning_rate: float = 3e-2
     batch_size: int = 500
+    noise: float | None = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -117,7 +118,10 @@ class Problem:
     def numbers(self) -> dict[str, Any]:
         """Return the record as plain values, the system by its name: what result files keep."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        stages = [dataclasses.asdict(stage) for stage in self.stages]
+        stages = [
+            {name: value for name, value in dataclasses.asdict(stage).items() if value is not None}
+            for stage in self.stages
+        ]
         return {**values, "system": self.system.name, "stages": stages}
 
     def choices(self) -> dict[str, Any]:
@@ -136,7 +140,7 @@ def _check_field(name, value, declared):
     """Refuse a value of the wrong kind or range, naming it."""
     if name in _AT_LEAST:
         _checks.count(name, value, _AT_LEAST[name])
-    elif declared is float:
+    elif declared is float or (declared == float | None and value is not None):
         zero = name in ("final_learning_rate", "noise")  # which alone may be zero
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < 0 or (value == 0 and not zero):
@@ -253,6 +257,10 @@ _REFINED = dict(
     optimizer="levenberg_marquardt", schedule="cosine", final_learning_rate=1e-7, batch_size=5000,
     normalization="whitened", stages=(Stage(40, batch_size=1000), _LEAST_SQUARES),
 )  # fmt: skip
+_FALLING_NOISE = tuple(
+    Stage(epochs, optimizer="levenberg_marquardt", batch_size=5000, noise=noise)
+    for epochs, noise in ((5, 1e-5), (10, 3e-6), (25, 1e-6), (25, 5e-7))
+)
 _SMALL_DATA = dict(n_trajectories=2000, members=2, batch_size=100)
 
 #: What each preset changes in the paper's record.
@@ -289,7 +297,9 @@ PRESETS = {
         "quick": dict(_SMOOTH, **_SMALL_DATA, stages=(Stage(40),), epochs=15),
     },
     "5.3.3": {
-        "standard": dict(_SMOOTH, stages=(Stage(250),), epochs=150),
+        "standard": dict(
+            _REFINED, stages=(Stage(60, batch_size=1000, noise=1e-5), *_FALLING_NOISE), noise=5e-7, epochs=2
+        ),
         "quick": dict(_SMOOTH, **_SMALL_DATA, stages=(Stage(40),), epochs=15),
     },
     "5.4.1": {

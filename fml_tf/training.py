@@ -105,7 +105,8 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
     One step costs a tenth of eleven, and the windows within the bursts are many: what takes the multi-step loss many
     epochs to find, the one-step loss finds sooner. The multi-step loss then sees to roll-outs. Where much is hidden,
     one step says too little of what happens beside the true histories, and roll-outs may run away: the record's noise
-    on the histories keeps them from it.
+    on the histories keeps them from it. Noise that falls from stage to stage ends at forecasts that are both stable and
+    exact, where little noise from the start ends at neither.
 
     Args:
         model: as `build` returns it.
@@ -118,8 +119,9 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
         model.adapt(bursts)  # on the data as they are: stages see parts of them, with noise
 
     def fit(samples, stage, batch_size):
-        if problem.noise:
-            samples = data.add_noise(samples, problem.noise, memory_steps=problem.memory_steps, seed=seed)
+        noise = problem.noise if stage.noise is None else stage.noise
+        if noise:
+            samples = data.add_noise(samples, noise, memory_steps=problem.memory_steps, seed=seed)
         model.compile(_optimizer(problem, stage, len(samples), batch_size))
         model.fit(samples, batch_size=batch_size, epochs=stage.epochs, verbose=0, callbacks=list(callbacks))
 

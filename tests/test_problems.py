@@ -97,6 +97,7 @@ def test_overrides_replace_and_none_keeps():
         (lambda: problems.get("5.1.1", optimizer="sgd"), "expected one of adam, soap, levenberg_marquardt"),
         (lambda: problems.get("5.1.1", stages=(3,)), "expected a tuple of problems.Stage"),
         (lambda: problems.Stage(0), "epochs=0: expected a whole number, 1 or more"),
+        (lambda: problems.Stage(5, noise=-1.0), "noise=-1.0: expected a positive number, or 0"),
         (lambda: problems.Stage(5, optimizer="sgd"), "expected one of adam, soap, levenberg_marquardt"),
         (
             lambda: problems.get("5.1.1", stages=(problems.Stage(5, multi_steps=11),)),
@@ -121,3 +122,5 @@ def test_choices_leave_out_defaults_so_that_new_options_change_nothing():
     assert plain.choices()["members"] == 10
     assert staged.choices()["stages"][0]["epochs"] == staged.stage_epochs == 150
     assert "noise" in problems.get("5.1.1", noise=1e-3).choices()
+    assert "noise" not in staged.choices()["stages"][0]
+    assert problems.Stage(5).noise is None

@@ -84,16 +84,17 @@ def test_a_record_trains_its_stages_first_each_with_its_own_optimizer(capsys):
     """A tiny pendulum: what each fit got, and that scales come from the data as they are."""
     stages = (
         problems.Stage(3, batch_size=50),
-        problems.Stage(2, multi_steps=1, optimizer="levenberg_marquardt", batch_size=10**6),
+        problems.Stage(2, multi_steps=1, optimizer="levenberg_marquardt", batch_size=10**6, noise=0.0),
     )
     problem = problems.get("5.3.3", "quick", n_trajectories=40, epochs=2, batch_size=20, stages=stages, noise=0.5)
-    bursts, fits = data.sample_bursts(problem), []
+    bursts, fits, rough = data.sample_bursts(problem), [], []
 
     class Watch(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            shape = tuple(self.model._feed.bursts.shape)
+            samples = self.model._feed.bursts.numpy()
+            rough.append(np.diff(samples[:, :11], n=2, axis=1).std() / bursts.std())
             fits.append(
-                (type(self.model.optimizer).__name__, self.params["epochs"], shape, self.model._feed.batch_size)
+                (type(self.model.optimizer).__name__, self.params["epochs"], samples.shape, self.model._feed.batch_size)
             )
 
     model = training.build(problem)
@@ -103,6 +104,7 @@ def test_a_record_trains_its_stages_first_each_with_its_own_optimizer(capsys):
         ("LevenbergMarquardt", 2, (600, 13, 1), 600),
         ("Soap", 2, (200, 22, 1), 20),
     ]
+    np.testing.assert_allclose(rough, [0.5 * 6**0.5, 0, 0.5 * 6**0.5], atol=0.1, err_msg="the second has no noise")
     large = dataclasses.replace(problem, batch_size=201)
     with pytest.raises(ValueError, match="batch_size=201 is larger than the data, 200 bursts"):
         training.train(training.build(large), dataclasses.replace(large, stages=()), bursts)
