@@ -316,7 +316,14 @@ PRESETS = {
     },
     "5.5.1": {
         "standard": dict(_LINEAR, stages=(Stage(60, learning_rate=1e-2),), epochs=15, learning_rate=1e-3),
-        "quick": dict(_LINEAR, **_SMALL_DATA, n_bursts=1, stages=(Stage(8, learning_rate=1e-2),), epochs=2),
+        "quick": {
+            **_LINEAR,
+            **_SMALL_DATA,
+            "learning_rate": 1e-3,
+            "n_bursts": 1,
+            "stages": (Stage(20, learning_rate=1e-2, batch_size=100),),
+            "epochs": 3,
+        },
     },
 }
 PRESETS = {benchmark: {"paper": {}, **presets} for benchmark, presets in PRESETS.items()}
