@@ -1,5 +1,7 @@
 """Checks of what comes in: each names the argument, what came, what was expected, and the remedy."""
 
+import warnings
+
 import numpy as np
 
 #: Optimisers whose update of a weight depends on the whole weight, and so on the other members in it.
@@ -32,14 +34,39 @@ def architecture(state_dim, memory_steps, hidden, members, normalization, state_
         raise ValueError(
             f"normalization={normalization!r}: expected None (the paper's plain form), 'standard' or 'whitened'."
         )
-    if state_names is not None and (isinstance(state_names, str) or len(state_names) != state_dim):
-        raise ValueError(f"state_names={state_names!r}: expected {state_dim} names, one for each variable.")
+    names(state_names, state_dim)
     if policy.compute_dtype != policy.variable_dtype or policy.compute_dtype not in ("float32", "float64"):
         raise ValueError(
             f"dtype {policy.name!r} computes in {policy.compute_dtype}: use 'float32' or 'float64'; a flow "
             "map's increments are lost in half precision."
         )
     return ids
+
+
+def names(state_names, state_dim):
+    """Refuse names of the observed variables that are not one for each."""
+    if state_names is not None and (isinstance(state_names, str) or len(state_names) != state_dim):
+        raise ValueError(f"state_names={state_names!r}: expected {state_dim} names, one for each variable.")
+
+
+def runaways(states, low=None, high=None):
+    """Warn of forecasts `(member or 1, trajectory, step, state)` that are not finite, or leave ten times the range of
+    the training data, where that is known."""
+    bad = ~np.isfinite(states)
+    if low is not None:
+        low, high = np.asarray(low, "float64"), np.asarray(high, "float64")
+        width = np.maximum(high - low, 1e-3 * max(np.abs([low, high]).max(), 1e-30))  # a constant has none of its own
+        with np.errstate(invalid="ignore"):
+            bad |= np.abs(states - (low + high) / 2) > 10 * width
+    bad = bad.any(axis=(0, 3))  # (trajectory, step)
+    if bad.any():
+        first = np.where(bad.any(axis=1), bad.argmax(axis=1), bad.shape[1])
+        warnings.warn(
+            f"{int(bad.any(axis=1).sum())} of {len(bad)} forecasts turned non-finite or left ten times the range "
+            f"of the training data, the first (trajectory {int(first.argmin())}) at step {int(first.min()) + 1}.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def elementwise(activation):
@@ -153,6 +180,17 @@ def uncoupled(optimizer):
             f"{name} scales an update by the whole weight, which couples the members stacked in it: use Adam, Nadam, "
             "RMSprop, Lion or SGD, or train members alone with members=(i,)."
         )
+
+
+def distributed(optimizer, run_eagerly):
+    """Refuse what does not work on several devices at once."""
+    if type(optimizer).__name__ == "LevenbergMarquardt":
+        raise ValueError(
+            "LevenbergMarquardt solves for all weights of a member on one device: build the model outside of the "
+            "strategy's scope, or choose Adam or Soap."
+        )
+    if run_eagerly:
+        raise ValueError("run_eagerly=True works on one device: build the model outside of the strategy's scope.")
 
 
 def callbacks(given, optimizer, restore_best):

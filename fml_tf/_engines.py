@@ -32,7 +32,7 @@ def borrowed(model):
 
 def _of(model):
     """Return the engine of a model's structure, built at the first call."""
-    if model.run_eagerly or not _is_plain(model):
+    if model.run_eagerly or model.replicas > 1 or not _is_plain(model):
         return model
     key = _structure(model)
     if key not in _ENGINES:
@@ -81,7 +81,7 @@ def program(model, name, *, jit_compile=True):
     if model.run_eagerly:
         return getattr(model, name)
     if name not in model.programs:
-        jit = model.jit_compile if model.optimizer else True
+        jit = model.jit_compile if model.optimizer else model.replicas == 1
         model.programs[name] = tf.function(getattr(model, name), jit_compile=jit and jit_compile, autograph=False)
         # Every structure needs its own; TensorFlow would take them for one function that is traced too often.
         model.programs[name]._omit_frequent_tracing_warning = True

@@ -159,6 +159,16 @@ class FlowMap(keras.Model):
         with tf.init_scope():
             return int(np.any(self.input_matrix.value.numpy(), axis=1).sum())
 
+    @property
+    def replicas(self) -> int:
+        """Number of devices that share each batch: more than one under a `tf.distribute` strategy."""
+        return self._distribute_strategy.num_replicas_in_sync if self._distribute_strategy else 1
+
+    @property
+    def distribute_strategy(self):
+        """Tell Keras's loops of one device: they would cut data into parts for several, which an epoch does itself."""
+        return tf.distribute.get_strategy()
+
     # One step, many steps ------------------------------------------------------------------------------------
 
     def network(self, members=slice(None), weights=None):
@@ -227,7 +237,8 @@ class FlowMap(keras.Model):
         Args:
             optimizer: a Keras optimiser or its name. It must treat every weight entry alone.
             jit_compile: compile with XLA (on the CPU too, where Keras's own "auto" would not). Of
-                `LevenbergMarquardt` only the parts that gain by it.
+                `LevenbergMarquardt` only the parts that gain by it. A model built under a `tf.distribute` strategy of
+                several devices does without: TensorFlow cannot compile an exchange between them with XLA.
             run_eagerly: run step by step in Python, to debug.
 
         Raises:
@@ -241,6 +252,9 @@ class FlowMap(keras.Model):
                 self.dense_layers
             )
             optimizer.check(self.trainable_variables, plain)
+        if self.replicas > 1:
+            _checks.distributed(optimizer, run_eagerly)
+            jit_compile = False
         self.programs = {}
         super().compile(
             optimizer=optimizer, loss=None, jit_compile=jit_compile and not run_eagerly, run_eagerly=run_eagerly
@@ -286,11 +300,12 @@ class FlowMap(keras.Model):
         edges = [round(i * self.members / groups) for i in range(groups + 1)]
         return [slice(start, end) for start, end in itertools.pairwise(edges)]
 
-    def train_step(self, data):
+    def train_step(self, data, share=1.0):
         """Update all members on one batch: bursts `(batch, burst_length, state)`, or one batch a member in front.
 
         The gradient is that of the sum of the members' losses, so each member's is its own. Least squares need more
-        than a gradient, and make their own step.
+        than a gradient, and make their own step. On several devices each trains on its `share` of the batch, and Keras
+        sums the gradients.
         """
         bursts = _to_lanes(data)
         if isinstance(self.optimizer, optimizers.LevenbergMarquardt):
@@ -298,7 +313,7 @@ class FlowMap(keras.Model):
         else:
             with tf.GradientTape() as tape:
                 losses = self.burst_losses(bursts)  # (member,)
-                total = tf.reduce_sum(losses)
+                total = share * tf.reduce_sum(losses)
             self.optimizer.apply(tape.gradient(total, self.trainable_variables), self.trainable_variables)
         self.loss_tracker.update_state(losses, tf.shape(bursts)[-1])
         return {"loss": self.loss_tracker.result()}
@@ -315,13 +330,27 @@ class FlowMap(keras.Model):
         `bursts` (sample, burst_length, state); `order` (step, member, batch) and `rest` (member, remainder) index it.
         """
 
+        replicas = self.replicas
+
+        def train(index):
+            if replicas == 1:
+                return self.train_step(tf.gather(bursts, index))
+
+            def replica_step():
+                place = tf.distribute.get_replica_context().replica_id_in_sync_group
+                mine = index[:, place::replicas]
+                share = tf.shape(mine)[1] / index.shape[1]
+                self.train_step(tf.gather(bursts, mine), tf.cast(share, self.compute_dtype))
+
+            return self._distribute_strategy.run(replica_step)
+
         def body(step):
-            self.train_step(tf.gather(bursts, order[step]))
+            train(order[step])
             return (step + 1,)
 
         tf.while_loop(lambda step: step < order.shape[0], body, [0])
         if rest.shape[1]:
-            self.train_step(tf.gather(bursts, rest))
+            train(rest)
         losses = self.loss_tracker.per_member()
         better = losses < self.best_losses
         self.best_losses.assign(tf.where(better, losses, self.best_losses))
@@ -420,10 +449,16 @@ class FlowMap(keras.Model):
             _checks.count(name, value, 1)
         if batch_size > len(bursts):
             raise ValueError(f"batch_size={batch_size} is larger than the data, {len(bursts)} bursts: lower it.")
+        least = min(batch_size, len(bursts) % batch_size or batch_size)
+        if least < self.replicas:
+            raise ValueError(
+                f"batch_size={batch_size} leaves a batch of {least} of the {len(bursts)} bursts, too few for "
+                f"{self.replicas} devices: choose another batch_size."
+            )
         if validation_data is not None:
             validation_data = _checks.bursts(self, validation_data, "validation_data")
             validation_data = _batches(validation_data, validation_batch_size or batch_size)
-        if int(self.adapted):
+        if int(self.adapted.numpy()):
             self._widen_range(bursts)
         else:
             self.adapt(bursts)
@@ -563,7 +598,7 @@ class FlowMap(keras.Model):
         states = np.moveaxis(
             np.concatenate(chunks), (0, 1, 2, 3), (2, 0, 3, 1)
         )  # (member or 1, trajectory, step, state)
-        self._report_runaways(states)
+        _checks.runaways(states, *(self.data_range.numpy() if int(self.adapted.numpy()) else (None, None)))
         return states if average is None else states[0]
 
     def _roll(self, window, count, size):
@@ -584,23 +619,30 @@ class FlowMap(keras.Model):
         _, window, states = tf.while_loop(lambda step, *_: step < count, body, (0, window, states))
         return window, states.stack()
 
-    def _report_runaways(self, states):
-        """Warn of trajectories `(member or 1, trajectory, step, state)` that are not finite or far out of range."""
-        low, high = self.data_range.numpy().astype("float64")
-        width = np.maximum(high - low, 1e-3 * max(np.abs([low, high]).max(), 1e-30))  # a constant has none of its own
-        bad = ~np.isfinite(states)
-        if int(self.adapted):
-            with np.errstate(invalid="ignore"):
-                bad |= np.abs(states - (low + high) / 2) > 10 * width
-        bad = bad.any(axis=(0, 3))  # (trajectory, step)
-        if bad.any():
-            first = np.where(bad.any(axis=1), bad.argmax(axis=1), bad.shape[1])
-            warnings.warn(
-                f"{int(bad.any(axis=1).sum())} of {len(bad)} forecasts turned non-finite or left ten times the range "
-                f"of the training data, the first (trajectory {int(first.argmin())}) at step {int(first.min()) + 1}.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+    def jacobian(self, history) -> np.ndarray:
+        """Return the derivative of the ensemble's one-step map of histories, `(trajectory, (n_M + 1) state, (n_M + 1)
+        state)`: row i is the derivative of entry i of the next history, flattened with its oldest entry first.
+
+        Args:
+            history: `(trajectory, n_M + 1, state)` in the data's units, for instance the windows along a forecast.
+
+        Raises:
+            ValueError: for a history of the wrong shape or not finite.
+        """
+        window = _to_lanes(tf.convert_to_tensor(_checks.history(self, history)))
+        with _engines.borrowed(self) as engine:
+            rows = _engines.program(engine, "_slopes")(window).numpy()  # (state, feature, trajectory)
+        features = window.shape[1]
+        shifted = np.eye(features, k=self.state_dim)[: features - self.state_dim]
+        shifted = np.broadcast_to(shifted, (rows.shape[-1], *shifted.shape))
+        return np.concatenate([shifted, np.moveaxis(rows, -1, 0)], axis=1)
+
+    def _slopes(self, window):
+        """Return the derivative of each mean next state by each feature, `(state, feature, batch)`."""
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(window)
+            states = tf.unstack(self.advance(window, average=True)[0])
+        return tf.stack([tape.gradient(state, window)[0] for state in states])
 
     # Members, files ------------------------------------------------------------------------------------------
 

@@ -123,3 +123,24 @@ def error(times, errors, *, baselines=None, train_end=None, ax=None):
 def _mark_end(ax, train_end):
     if train_end is not None:
         ax.axvline(train_end, color=MARK, linestyle="--", linewidth=1, label="end of training trajectories")
+
+
+def memory(choice, *, ax=None):
+    """Draw how forecasts change with more memory, and their error, on a log scale.
+
+    Args:
+        choice: see `memory.choose_memory`.
+        ax: axes to draw on; new ones by default.
+    """
+    ax = ax or plt.subplots()[1]
+    steps = [row["memory_steps"] for row in choice.table]
+    ax.semilogy(steps, [row["error"] for row in choice.table], "o-", color=TRUTH, label="error of the forecast")
+    ax.semilogy(
+        steps[1:], [row["change"] for row in choice.table[1:]], "s--", color=MEAN, label="change from the one before"
+    )
+    ax.axhline(choice.tolerance, color=MARK, linestyle=":", linewidth=1, label="tolerance")
+    if choice.memory_steps is not None:
+        ax.axvline(choice.memory_steps, color=MARK, linestyle="--", linewidth=1, label="chosen")
+    ax.set(xlabel="memory steps $n_M$", ylabel="relative to the data's deviation")
+    ax.legend()
+    return ax

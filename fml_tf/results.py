@@ -107,7 +107,7 @@ def write_metrics(folder, values: dict) -> pathlib.Path:
     if missing:
         raise ValueError(f"metrics lack {', '.join(missing)}: results.describe gives most of them.")
     path = pathlib.Path(folder) / "metrics.json"
-    _replace(path, lambda part: part.write_text(_json(values)))
+    replace(path, lambda part: part.write_text(_json(values)))
     return path
 
 
@@ -119,7 +119,7 @@ def read_metrics(folder) -> dict:
 def write_figure(folder, name: str, figure) -> pathlib.Path:
     """Write a figure as PNG, or in another format where `name` ends with one, whole or not at all."""
     path = pathlib.Path(folder) / (name if "." in name else f"{name}.png")
-    _replace(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
+    replace(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
     return path
 
 
@@ -135,7 +135,7 @@ def write_model(folder, model) -> pathlib.Path:
                     target.writestr(name, source.read(name))
 
     path = pathlib.Path(folder) / "model.keras"
-    _replace(path, write)
+    replace(path, write)
     return path
 
 
@@ -189,13 +189,13 @@ def commit_run(benchmark: str, executed, folder) -> None:
     target = committed(benchmark)
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-    _replace(notebook_of(benchmark), lambda part: part.write_text(text))
+    replace(notebook_of(benchmark), lambda part: part.write_text(text))
     values["source"] = source_hash(benchmark)
-    _replace(target, lambda part: part.write_text(_json(values)))
-    _replace(target.with_suffix(".keras"), lambda part: shutil.copy(pathlib.Path(folder) / "model.keras", part))
+    replace(target, lambda part: part.write_text(_json(values)))
+    replace(target.with_suffix(".keras"), lambda part: shutil.copy(pathlib.Path(folder) / "model.keras", part))
     for name in README_FIGURES.get(benchmark, ()):
         figure = pathlib.Path(folder) / f"{name}.png"
-        _replace(target.with_name(f"{benchmark}-{name}.png"), lambda part, figure=figure: shutil.copy(figure, part))
+        replace(target.with_name(f"{benchmark}-{name}.png"), lambda part, figure=figure: shutil.copy(figure, part))
 
 
 #: The README's table stands between these two lines.
@@ -247,11 +247,11 @@ def update_readme() -> pathlib.Path:
     before, rest = text.split(TABLE_MARKS[0])
     after = rest.split(TABLE_MARKS[1])[1]
     text = f"{before}{TABLE_MARKS[0]}\n{table()}\n{TABLE_MARKS[1]}{after}"
-    _replace(path, lambda part: part.write_text(text))
+    replace(path, lambda part: part.write_text(text))
     return path
 
 
-def _replace(path, write):
+def replace(path, write):
     """Let `write` fill a file beside `path`, then move it there in one step."""
     part = path.with_name(f".{path.name}.part")
     try:

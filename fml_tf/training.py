@@ -115,7 +115,7 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
         seed: which windows of a burst serve the stages, and the noise.
         callbacks: Keras callbacks, for every stage.
     """
-    if not int(model.adapted):
+    if not int(model.adapted.numpy()):
         model.adapt(bursts)  # on the data as they are: stages see parts of them, with noise
 
     def fit(samples, stage, batch_size):

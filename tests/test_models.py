@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.linalg import expm
 
-from fml_tf import _engines, models
+from fml_tf import _engines, metrics, models
 from fml_tf._tensorflow import keras, tf
 
 REPEATED = {"batch_size": 8, "verbose": 0}
@@ -783,3 +783,22 @@ def test_callbacks_that_act_on_batches_or_fight_a_schedule_are_refused(bursts, c
         model.fit(bursts(40), callbacks=[keras.callbacks.ReduceLROnPlateau("loss")], **REPEATED)
     plain = compiled()
     plain.fit(bursts(40), callbacks=[keras.callbacks.ReduceLROnPlateau("loss")], **REPEATED)
+
+
+@pytest.mark.parametrize("memory_steps", [0, 2])
+def test_jacobian_is_the_derivative_of_the_next_history(bursts, compiled, memory_steps):
+    model, values = compiled(memory_steps=memory_steps, normalization="standard"), bursts(40, memory_steps=memory_steps)
+    model.fit(values, batch_size=20, epochs=2, verbose=0)
+    histories = values[:3, : memory_steps + 1]
+
+    def step(flat):
+        shape = flat.shape[:-1]
+        given = flat.reshape(-1, memory_steps + 1, 2)
+        state = model.forecast(given, 1)
+        return np.concatenate([given[:, 1:], state], axis=1).reshape(*shape, -1)
+
+    found, expected = model.jacobian(histories), metrics.jacobian(step, histories.reshape(3, -1))
+    assert found.shape == (3, 2 * (memory_steps + 1), 2 * (memory_steps + 1))
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+    with pytest.raises(ValueError, match="history holds 9 entries"):
+        model.jacobian(np.zeros((1, 9, 2)))

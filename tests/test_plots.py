@@ -7,7 +7,7 @@ import pytest
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-from fml_tf import plots
+from fml_tf import memory, plots
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +58,15 @@ def test_the_style_is_found():
     with mpl.rc_context():
         plots.use_style()
         assert mpl.rcParams["axes.spines.top"] is False
+
+
+def test_memory_draws_change_error_and_choice():
+    rows = [
+        {"memory_steps": n, "memory_time": 0.1 * n, "error": e, "change": c, "seconds": 1.0}
+        for n, e, c in ((0, 0.5, None), (1, 0.02, 0.5), (3, 0.01, 0.015))
+    ]
+    ax = plots.memory(memory.MemoryChoice(1, 0.1, 0.05, tuple(rows)))
+    np.testing.assert_array_equal(line(ax, "error of the forecast"), [0.5, 0.02, 0.01])
+    np.testing.assert_array_equal(line(ax, "change from the one before"), [0.5, 0.015])
+    assert next(item.get_xdata() for item in ax.get_lines() if item.get_label() == "chosen")[0] == 1
+    assert len(plots.memory(memory.MemoryChoice(None, None, 0.05, tuple(rows))).get_lines()) == 3

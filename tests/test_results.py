@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fml_tf import data, metrics, models, problems, results
+from fml_tf import data, metrics, models, problems, results, systems
 
 COMMITTED = sorted((results.ROOT / "results").glob("*/*.json"))
 BENCHMARKS = list(problems.PAPER)
@@ -230,3 +230,14 @@ def test_a_written_ensemble_is_whole_small_and_forecasts_alike(compiled, bursts,
 def test_lists_of_numbers_stand_on_one_line(values, tmp_path):
     text = results.write_metrics(tmp_path, values).read_text()
     assert '"errors": [2.0, 4.0]' in re.sub(r"\[ ", "[", re.sub(r" \]", "]", text))
+
+
+def test_the_learnt_lorenz_map_is_as_chaotic_as_the_system():
+    model = models.load_pretrained("5.4.1")
+    start = data.sample_trajectories(problems.get("5.4.1", n_test=20), seed=3, steps=1, spin_up=20.0)[:, :1]
+    path = model.forecast(start, 5000)
+    jacobians = model.jacobian(path.reshape(-1, 1, 3)).reshape(20, 5000, 3, 3)
+    exponents = metrics.lyapunov_exponents(jacobians, time_step=0.01, spin_up=200).mean(axis=0)
+    assert exponents[0] == pytest.approx(systems.LORENZ_EXPONENT, rel=0.03)
+    assert abs(exponents[1]) < 0.03
+    assert exponents[2] < -10, "across the attractor, where there are few data, it contracts less than the system"

@@ -1,0 +1,296 @@
+"""Measure the speed of training, forecasting and start-up side by side, and how cost grows; minutes, all in one run.
+
+Every contender lives in a process of its own. A round asks each in turn for one epoch, so that a noisy machine disturbs
+all alike; medians over the rounds go to `results/speed.json`, and from there into the tables of `docs/speed.md`.
+JAX and PyTorch take part where they are installed: `pip install -e .[peers]`.
+
+    python benchmarks/speed.py                                # everything, about 40 minutes on 2 cores
+    python benchmarks/speed.py training --shapes S --batches 1000
+    python benchmarks/speed.py tables                         # only renew the page from the file
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+import contenders
+from contenders import Shape
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OUT, PAGE = ROOT / "results" / "speed.json", ROOT / "docs" / "speed.md"
+
+SHAPES = {
+    "S": Shape(),
+    "M": Shape(memory_steps=10, hidden=(30, 30, 30), samples=20_000),
+    "L": Shape(state_dim=10, memory_steps=30, hidden=(100, 100, 100), samples=10_000),
+}
+BATCHES, MEMBERS = (200, 1000, 5000), (1, 5)
+NEEDS = {"JAX": "jax", "PyTorch": "torch"}
+
+#: What the growth of cost is measured over: the field, its values, and the rest of the shape.
+GROWTH = {
+    "members": (1, 2, 4, 8, 16, 32),
+    "samples": (5_000, 50_000, 500_000),
+    "multi_steps": (0, 5, 10, 20),
+    "memory_steps": (0, 10, 30, 60),
+    "nodes": (10, 30, 100, 200),
+}
+
+
+class Worker:
+    """Hold one contender's process, ready to train epochs."""
+
+    def __init__(self, name, shape):
+        options = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Shape)]
+        values = [getattr(shape, field.name) for field in dataclasses.fields(Shape)]
+        command = [sys.executable, contenders.__file__, name]
+        for option, value in zip(options, values, strict=True):
+            command += [option, *map(str, value if isinstance(value, tuple) else [value])]
+        start = time.perf_counter()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        first = self._answer()
+        self.failed = first is None
+        if not self.failed:
+            self.start_up, self.members = time.perf_counter() - start, first["members"]
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def ask(self):
+        print(file=self.process.stdin, flush=True)
+
+    def seconds(self):
+        return self._answer()["seconds"]
+
+    def close(self):
+        """End the process; returns its peak memory in megabytes."""
+        self.process.stdin.close()
+        peak = self._answer()
+        self.process.wait()
+        return peak["peak_mb"] if peak else None
+
+
+def race(shape, names, rounds):
+    """Return what each contender needs for an epoch of all members: medians over rounds that ask each in turn."""
+    workers = {}
+    for name in names:
+        if importlib.util.find_spec(NEEDS.get(name.split(",")[0], "json")) is None:
+            continue
+        crew = [Worker(name.removesuffix(", two processes"), shape) for _ in range(1 + name.endswith("two processes"))]
+        if all(not worker.failed for worker in crew):
+            workers[name] = crew
+    seconds = {name: [] for name in workers}
+    for _ in range(rounds):
+        for name, crew in workers.items():
+            for worker in crew:
+                worker.ask()
+            longest = max(worker.seconds() for worker in crew)
+            seconds[name].append(longest * shape.members / sum(worker.members for worker in crew))
+    table = {}
+    for name, crew in workers.items():
+        peaks = [worker.close() for worker in crew]
+        median = statistics.median(seconds[name])
+        table[name] = {
+            "seconds": median,
+            "rate": shape.members * shape.samples / median,
+            "start_up": crew[0].start_up,
+            "peak_mb": sum(peaks),
+        }
+    return table
+
+
+def training(args):
+    """Race all contenders for each shape and batch, and this package and JAX for smaller ensembles."""
+    two = "plain Keras, two processes"
+    table = []
+    for shape_name in args.shapes:
+        for batch in args.batches:
+            shape = dataclasses.replace(SHAPES[shape_name], batch=batch)
+            races = [(shape, [*contenders.CONTENDERS, two])]
+            if batch == 1000:
+                few = ["FlowMap.fit", "plain Keras", "JAX", "JAX, features before batch"]
+                races += [(dataclasses.replace(shape, members=members), few) for members in MEMBERS]
+            for runs, names in races:
+                found = race(runs, names, args.rounds)
+                table.append({"shape": shape_name, "batch": batch, "members": runs.members, "contenders": found})
+                print(f"{shape_name}, batch {batch}, {runs.members} members:", flush=True)
+                for name, row in found.items():
+                    ratio = row["seconds"] / found["FlowMap.fit"]["seconds"]
+                    print(f"  {name:30}{row['seconds']:9.3f} s{ratio:9.2f} x fit{row['peak_mb']:8.0f} MB", flush=True)
+    return table
+
+
+def growth(args):
+    """Measure an epoch of `fit` while one size grows."""
+    table = {}
+    for field, values in GROWTH.items():
+        table[field] = {}
+        for value in values:
+            name, given = ("hidden", (value,) * 3) if field == "nodes" else (field, value)
+            base = Shape(samples=20_000) if field != "samples" else Shape()
+            shape = dataclasses.replace(base, **{name: given})
+            table[field][value] = race(shape, ["FlowMap.fit"], args.rounds)["FlowMap.fit"]
+            print(f"{field} {value}: {table[field][value]['seconds']:.3f} s an epoch", flush=True)
+    return table
+
+
+def start_up(args):
+    """Measure the time from process start to the end of the first training step, compiling included, and imports."""
+    table = {}
+    for shape_name in args.shapes:
+        shape = dataclasses.replace(SHAPES[shape_name], samples=1000, batch=1000)
+        for name in ("FlowMap.fit", "plain Keras", "plain Keras, XLA", "JAX"):
+            if importlib.util.find_spec(NEEDS.get(name, "json")) is not None:
+                runs = [Worker(name, shape) for _ in range(3)]
+                table[f"{name}, {shape_name}"] = statistics.median(worker.start_up for worker in runs)
+                for worker in runs:
+                    worker.close()
+    for name, code in {
+        "Python alone": "pass",
+        "import fml_tf": "import fml_tf",
+        "import fml_tf.models": "import fml_tf.models",
+    }.items():
+        runs = [
+            contenders.timed(lambda code=code: subprocess.run([sys.executable, "-c", code], check=True))
+            for _ in range(5)
+        ]
+        table[name] = statistics.median(runs)
+    for name, seconds in table.items():
+        print(f"{name:30}{seconds:8.2f} s", flush=True)
+    return table
+
+
+def script(name):
+    """Return the figures of another benchmark, run as a program."""
+
+    def run(args):
+        out = OUT.with_name(f".{name}.json")
+        subprocess.run([sys.executable, pathlib.Path(__file__).with_name(f"{name}.py"), "--out", out], check=True)
+        figures = json.loads(out.read_text())
+        out.unlink()
+        return figures
+
+    return run
+
+
+PARTS = {
+    "training": training,
+    "growth": growth,
+    "start_up": start_up,
+    "forecast": script("forecast_speed"),
+    "data": script("data_speed"),
+}
+
+
+def versions():
+    """Return the versions of everything that takes part."""
+    found = {"python": platform.python_version()}
+    for name in ("fml_tf", "tensorflow", "keras", "jax", "torch", "numpy", "scipy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+# The page ----------------------------------------------------------------------------------------------------------
+
+
+def tables(figures):
+    """Return the page's tables, by name, as Markdown."""
+    return {
+        "training": _training_table(figures["training"]),
+        "growth": _growth_table(figures["growth"]),
+        "start-up": _pairs(figures["start_up"], "what", "seconds"),
+        "forecast": _pairs(
+            {k: v for k, v in figures["forecast"].items() if isinstance(v, float)}, "forecast", "seconds"
+        ),
+        "versions": ", ".join(f"{name} {version}" for name, version in figures["versions"].items()) + ".",
+    }
+
+
+def _rows(rows):
+    head, *rest = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rest])
+
+
+def _training_table(races):
+    full = [entry for entry in races if entry["members"] == SHAPES["S"].members]
+    names = [
+        name
+        for name in [*contenders.CONTENDERS, "plain Keras, two processes"]
+        if any(name in e["contenders"] for e in full)
+    ]
+    rows = [["", *(f"{entry['shape']}, {entry['batch']}" for entry in full)]]
+    for name in names:
+        cells = [entry["contenders"].get(name) for entry in full]
+        base = [entry["contenders"]["FlowMap.fit"]["rate"] for entry in full]
+        if name == "FlowMap.fit":
+            texts = [f"**{cell['rate']:,.0f}**" for cell in cells]
+        else:
+            texts = [f"{fit / cell['rate']:.2f}" if cell else "" for cell, fit in zip(cells, base, strict=True)]
+        rows.append([name, *texts])
+    return _rows(rows)
+
+
+def _growth_table(growths):
+    rows = [["grows", "seconds an epoch", "exponent of the last stretch"]]
+    for field, values in growths.items():
+        points = [(float(value), row["seconds"]) for value, row in values.items()]
+        (x, a), (y, b) = points[-2:]
+        rows.append(
+            [
+                field,
+                ", ".join(f"{value}: {row['seconds']:.3f}" for value, row in values.items()),
+                f"{math.log(b / a) / math.log(y / x):.2f}",
+            ]
+        )
+    return _rows(rows)
+
+
+def _pairs(values, left, right):
+    return _rows([[left, right], *([name, f"{value:.2f}"] for name, value in values.items())])
+
+
+def write_page(figures):
+    """Put the tables into the page, each between its marks."""
+    text = PAGE.read_text()
+    for name, table in tables(figures).items():
+        marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        pattern = re.compile(re.escape(marks[0]) + ".*?" + re.escape(marks[1]), re.S)
+        text = pattern.sub(lambda _, table=table, marks=marks: f"{marks[0]}\n{table}\n{marks[1]}", text)
+    PAGE.write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS, "tables"], default=[], help="default: all")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    figures = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for part in args.parts or PARTS:
+        if part != "tables":
+            figures[part] = PARTS[part](args)
+            figures |= {"versions": versions(), "cores": os.cpu_count()}
+            OUT.write_text(json.dumps(figures, indent=1) + "\n")
+    if set(PARTS) <= set(figures):
+        write_page(figures)
+
+
+if __name__ == "__main__":
+    main()
