@@ -124,7 +124,7 @@ def train_network(bursts, memory_steps: int, seed: int = 0, *, members: int = 2,
         memory_steps: n_M.
         seed: seed of initial weights and sample orders.
         members: size of the ensemble.
-        steps: batches of 100 bursts to train on, rounded to whole epochs.
+        steps: batches of 100 bursts to train on, in epochs of a hundred or more.
     """
     from fml_tf import models, optimizers, training  # TensorFlow is needed here alone
 
@@ -136,9 +136,10 @@ def train_network(bursts, memory_steps: int, seed: int = 0, *, members: int = 2,
         seed=seed,
     )
     batch = min(100, len(bursts))
-    each = -(-len(bursts) // batch)
-    epochs = -(-steps // each)
-    model.compile(optimizers.Soap(training.learning_rate("cosine", 1e-2, steps=epochs * each, final=1e-6)))
+    bursts = np.tile(bursts, (-(-100 * batch // len(bursts)), 1, 1))  # an epoch of a few steps costs more than they do
+    epochs = -(-steps * batch // len(bursts))
+    rate = training.learning_rate("cosine", 1e-2, steps=epochs * -(-len(bursts) // batch), final=1e-6)
+    model.compile(optimizers.Soap(rate))
     model.fit(bursts, batch_size=batch, epochs=epochs, verbose=0)
     return model
 
