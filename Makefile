@@ -12,7 +12,7 @@ help:
 	@echo "make lab        open the notebooks in JupyterLab"
 	@echo "make notebooks  execute the committed notebooks that are stale, with the standard preset"
 	@echo "make results    gather the committed results into the README's table"
-	@echo "make bench      measure the speed of training and forecasting against plain Keras"
+	@echo "make bench      measure speed side by side with Keras, JAX, PyTorch and the limits of the machine (an hour)"
 	@echo "make pins       renew the tested versions in requirements.txt from pyproject.toml"
 	@echo "make clean      remove the environment, results of runs, and caches"
 	@echo "PYTHON=python3.12 in front of any of them chooses the Python to set up with."
@@ -38,9 +38,7 @@ results: $(READY)
 	$(BIN)/python -m fml_tf results
 
 bench: $(READY)
-	$(BIN)/python benchmarks/train_speed.py
-	$(BIN)/python benchmarks/forecast_speed.py
-	$(BIN)/python benchmarks/data_speed.py
+	$(BIN)/python benchmarks/speed.py
 
 pins: $(READY)
 	$(BIN)/pip install --quiet uv

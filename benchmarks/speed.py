@@ -4,9 +4,9 @@ Every contender lives in a process of its own. A round asks each in turn for one
 all alike; medians over the rounds go to `results/speed.json`, and from there into the tables of `docs/speed.md`.
 JAX and PyTorch take part where they are installed: `pip install -e .[peers]`.
 
-    python benchmarks/speed.py                                # everything, about 40 minutes on 2 cores
+    python benchmarks/speed.py                                # everything, about an hour on 2 cores
     python benchmarks/speed.py training --shapes S --batches 1000
-    python benchmarks/speed.py tables                         # only renew the page from the file
+    python benchmarks/speed.py tables                         # only renew the pages from the file
 """
 
 import argparse
@@ -29,7 +29,7 @@ import contenders
 from contenders import Shape
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OUT, PAGE = ROOT / "results" / "speed.json", ROOT / "docs" / "speed.md"
+OUT, PAGES = ROOT / "results" / "speed.json", (ROOT / "README.md", ROOT / "docs" / "speed.md")
 
 SHAPES = {
     "S": Shape(),
@@ -210,16 +210,33 @@ def versions():
 
 
 def tables(figures):
-    """Return the page's tables, by name, as Markdown."""
-    return {
-        "training": _training_table(figures["training"]),
-        "growth": _growth_table(figures["growth"]),
-        "start-up": _pairs(figures["start_up"], "what", "seconds"),
-        "forecast": _pairs(
-            {k: v for k, v in figures["forecast"].items() if isinstance(v, float)}, "forecast", "seconds"
-        ),
-        "versions": ", ".join(f"{name} {version}" for name, version in figures["versions"].items()) + ".",
-    }
+    """Return the tables of the parts that were measured, by name, as Markdown."""
+    made = {}
+    if "training" in figures:
+        made |= {"training": _training_table(figures["training"]), "speed": _seconds_table(figures["training"])}
+    if "growth" in figures:
+        made["growth"] = _growth_table(figures["growth"])
+    if "start_up" in figures:
+        made["start-up"] = _pairs(figures["start_up"], "what", "seconds")
+    if "forecast" in figures:
+        plain = {name: value for name, value in figures["forecast"].items() if isinstance(value, float)}
+        made["forecast"] = _pairs(plain, "forecast", "seconds")
+    if "data" in figures:
+        seconds = {name: value["seconds"] for name, value in figures["data"].items() if isinstance(value, dict)}
+        made["data"] = _pairs(seconds, "Lorenz training data of paper size", "seconds")
+    listed = ", ".join(f"{name} {version}" for name, version in figures.get("versions", {}).items())
+    return {**made, "versions": f"With {listed}."}
+
+
+def _seconds_table(races):
+    """Return seconds an epoch of ten members for the smallest shape, and how many times as long each takes."""
+    chosen = [entry for entry in races if entry["shape"] == "S" and entry["members"] == SHAPES["S"].members]
+    rows = [["", *(f"batch {entry['batch']:,}" for entry in chosen)]]
+    for name in chosen[0]["contenders"]:
+        runs = [(entry["contenders"][name], entry["contenders"]["FlowMap.fit"]) for entry in chosen]
+        texts = [f"{mine['seconds']:.2f} ({mine['seconds'] / fit['seconds']:.1f}×)" for mine, fit in runs]
+        rows.append([f"**{name}**" if name == "FlowMap.fit" else name, *texts])
+    return _rows(rows)
 
 
 def _rows(rows):
@@ -265,14 +282,19 @@ def _pairs(values, left, right):
     return _rows([[left, right], *([name, f"{value:.2f}"] for name, value in values.items())])
 
 
-def write_page(figures):
-    """Put the tables into the page, each between its marks."""
-    text = PAGE.read_text()
+def write_pages(figures):
+    """Put the tables into the pages, each between its marks."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text(), figures))
+
+
+def filled(text, figures):
+    """Return a page's text with the tables in their places."""
     for name, table in tables(figures).items():
         marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         pattern = re.compile(re.escape(marks[0]) + ".*?" + re.escape(marks[1]), re.S)
         text = pattern.sub(lambda _, table=table, marks=marks: f"{marks[0]}\n{table}\n{marks[1]}", text)
-    PAGE.write_text(text)
+    return text
 
 
 def main():
@@ -288,8 +310,7 @@ def main():
             figures[part] = PARTS[part](args)
             figures |= {"versions": versions(), "cores": os.cpu_count()}
             OUT.write_text(json.dumps(figures, indent=1) + "\n")
-    if set(PARTS) <= set(figures):
-        write_page(figures)
+    write_pages(figures)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The package: what importing it does, and that its files agree with one another."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -102,3 +103,17 @@ print(np.linalg.norm(prediction[0] - truth, axis=1).mean())
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 0.02
     assert (tmp_path / "oscillator.keras").exists()
+
+
+def test_the_tables_of_speed_are_those_of_the_committed_file(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    speed = importlib.import_module("speed")
+    figures = json.loads(speed.OUT.read_text())
+    assert {"training", "start_up", "forecast", "data", "versions"} <= set(figures)
+    for page in speed.PAGES:
+        text = page.read_text()
+        assert speed.filled(text, figures) == text, "run python benchmarks/speed.py tables"
+        for name in re.findall(r"<!-- ([\w-]+): begin -->\n<!-- \1: end -->", text):
+            raise AssertionError(f"{page.name}: the table {name} is empty")
+    fit = figures["training"][0]["contenders"]["FlowMap.fit"]
+    assert f"**{fit['rate']:,.0f}**" in speed.tables(figures)["training"]
