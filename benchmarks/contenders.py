@@ -14,6 +14,7 @@ import json
 import pathlib
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -60,10 +61,37 @@ def timed(run):
     return time.perf_counter() - start
 
 
+def median_seconds(run, repeats):
+    """Return the median seconds of a call, after one that compiles."""
+    run()
+    return statistics.median(timed(run) for _ in range(repeats))
+
+
+def keras_epoch(model, bursts, batch):
+    """Return a function that fits one epoch and returns its seconds, without those around the epoch."""
+    from fml_tf._tensorflow import keras
+
+    class Clock(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.start = time.perf_counter()
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seconds = time.perf_counter() - self.start
+
+    clock = Clock()
+
+    def epoch():
+        model.fit(bursts, batch_size=batch, verbose=0, callbacks=[clock])
+        return clock.seconds
+
+    return epoch
+
+
 # This package ------------------------------------------------------------------------------------------------------
 
 
-def _flow_map(shape):
+def build(shape):
+    """Return an ensemble of a shape, compiled."""
     from fml_tf import models
     from fml_tf._tensorflow import keras
 
@@ -74,29 +102,14 @@ def _flow_map(shape):
 
 def flow_map(bursts, shape):
     """`FlowMap.fit`, all members at once: an epoch within a longer fit, callbacks and order of the samples included."""
-    from fml_tf._tensorflow import keras
-
-    class Clock(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.start = time.perf_counter()
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.seconds = time.perf_counter() - self.start
-
-    model, clock = _flow_map(shape), Clock()
-
-    def epoch():
-        model.fit(bursts, batch_size=shape.batch, verbose=0, callbacks=[clock])
-        return clock.seconds
-
-    return epoch, shape.members
+    return keras_epoch(build(shape), bursts, shape.batch), shape.members
 
 
 def compiled_step(bursts, shape):
     """The compiled program of `fit` alone, with nothing around it."""
     from fml_tf import _engines, models
 
-    model = _flow_map(shape)
+    model = build(shape)
     feed = models._Feed(bursts, shape.batch)
     order = feed.order(0, model.member_ids, 0)
 
@@ -119,26 +132,10 @@ def compiled_step(bursts, shape):
 def _plain_keras(bursts, shape, jit_compile):
     import plain_keras
 
-    from fml_tf._tensorflow import keras
-
     model = plain_keras.build(
         bursts, memory_steps=shape.memory_steps, hidden=shape.hidden, activation="tanh", jit_compile=jit_compile
     )
-
-    class Clock(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.start = time.perf_counter()
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.seconds = time.perf_counter() - self.start
-
-    clock = Clock()
-
-    def epoch():
-        model.fit(bursts, batch_size=shape.batch, verbose=0, callbacks=[clock])
-        return clock.seconds
-
-    return epoch, 1
+    return keras_epoch(model, bursts, shape.batch), 1
 
 
 def plain_keras_graph(bursts, shape):
@@ -306,8 +303,8 @@ def main():
     name = given.pop("contender")
     shape = Shape(**{**given, "hidden": tuple(given["hidden"])})
     epoch, members = CONTENDERS[name](shape.bursts(), shape)
-    first = timed(epoch)  # compiles
-    print(json.dumps({"members": members, "first": first}), flush=True)
+    epoch()  # compiles
+    print(json.dumps({"members": members}), flush=True)
     for _ in sys.stdin:
         print(json.dumps({"seconds": epoch()}), flush=True)
     print(json.dumps({"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}), flush=True)

@@ -11,20 +11,10 @@ import pathlib
 import time
 
 import numpy as np
+from contenders import median_seconds
 
 from fml_tf import models, results
 from fml_tf.models import keras, tf
-
-
-def timed(run, repeats=5):
-    """Return the median seconds of a call, after one that compiles."""
-    run()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return float(np.median(seconds))
 
 
 def main():
@@ -69,9 +59,11 @@ def main():
     keras_step = Step()
     few = max(1, args.few // 10)
     seconds = {
-        "forecast": timed(lambda: model.forecast(history, args.steps)),
-        "loop over compiled step": timed(python_loop) * args.steps / args.few,
-        "Keras predict in a loop": timed(lambda: predict_loop(lambda w: keras_step.predict(w, verbose=0), few), 3)
+        "forecast": median_seconds(lambda: model.forecast(history, args.steps), 5),
+        "loop over compiled step": median_seconds(python_loop, 5) * args.steps / args.few,
+        "Keras predict in a loop": median_seconds(
+            lambda: predict_loop(lambda w: keras_step.predict(w, verbose=0), few), 3
+        )
         * args.steps
         / few,
     }

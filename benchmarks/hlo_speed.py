@@ -5,7 +5,7 @@ through JAX and times them on its default device, beside what that device does i
 are those that `FlowMap.fit` runs, of ten members and ten steps each.
 
     python benchmarks/hlo_speed.py export FOLDER      # needs this package
-    python benchmarks/hlo_speed.py run FOLDER         # needs jax and numpy alone
+    python benchmarks/hlo_speed.py run FOLDER         # needs jax, numpy and this folder alone
 """
 
 import argparse
@@ -13,10 +13,9 @@ import dataclasses
 import json
 import pathlib
 import re
-import statistics
-import sys
 import time
 
+import contenders
 import numpy as np
 
 BATCHES, STEPS = (1000, 5000, 50_000), 10
@@ -24,7 +23,6 @@ BATCHES, STEPS = (1000, 5000, 50_000), 10
 
 def export(folder, batches, shapes):
     """Write one StableHLO file a shape and batch, and what `run` must know of each."""
-    import contenders
     import speed
 
     from fml_tf import _engines, models
@@ -34,7 +32,7 @@ def export(folder, batches, shapes):
     for name in shapes:
         for batch in batches:
             shape = dataclasses.replace(speed.SHAPES[name], batch=batch, samples=STEPS * batch)
-            model = contenders._flow_map(shape)
+            model = contenders.build(shape)
             feed = models._Feed(shape.bursts(), batch)
             order = feed.order(0, model.member_ids, 0)
             with _engines.borrowed(model) as engine:
@@ -60,16 +58,16 @@ def plain(text):
     return text.replace(f"module @{name}", "module @epoch", 1)
 
 
-def arguments(text, rng):
-    """Return random arguments for the main function of a module, small so that a training stays finite."""
+def arguments(text, samples):
+    """Return arguments for the main function of a module: small random numbers, and places among the samples."""
     signature = re.search(r"func\.func (?:public )?@main\((.*?)\)\s*->", text, flags=re.S)[1]
-    values = []
+    values, rng = [], np.random.default_rng(0)
     for kind in re.findall(r"%[\w.]+: tensor<([^>]+)>", signature):
         *sizes, dtype = kind.split("x")
         sizes = tuple(map(int, sizes))
         whole = {"i32": "int32", "i64": "int64"}.get(dtype)
         if whole:
-            values.append(np.zeros(sizes, whole))
+            values.append(np.asarray(rng.integers(samples, size=sizes) if sizes else 0, whole))
         else:
             values.append(np.asarray(0.1 * rng.random(sizes), {"f32": "float32", "f64": "float64"}[dtype]))
     return values
@@ -84,7 +82,7 @@ def run(folder, repeats):
     size = 8192 if device.platform != "cpu" else 2048
     square = jax.numpy.ones((size, size), "float32")
     product = jax.jit(lambda a: a @ a)
-    peak = 2 * size**3 / median(lambda: jax.block_until_ready(product(square)), repeats)
+    peak = 2 * size**3 / contenders.median_seconds(lambda: jax.block_until_ready(product(square)), repeats)
     print(f"{device.device_kind}: {peak / 1e9:,.0f} GFLOP/s in a matrix product of {size} x {size}, float32")
     rows = []
     for name, facts in json.loads((folder / "programs.json").read_text()).items():
@@ -92,13 +90,13 @@ def run(folder, repeats):
         start = time.perf_counter()
         executable = compiled(device, text)
         compiling = time.perf_counter() - start
-        values = [jax.device_put(value, device) for value in arguments(text, np.random.default_rng(0))]
+        values = [jax.device_put(value, device) for value in arguments(text, facts["steps"] * facts["batch"])]
 
         def once(executable=executable, values=values):
             for output in executable.execute(values):
                 output.block_until_ready()
 
-        seconds = median(once, repeats) / facts["steps"]
+        seconds = contenders.median_seconds(once, repeats) / facts["steps"]
         rate = facts["members"] * facts["batch"] / seconds
         share = facts["flops"] / seconds / peak
         rows.append({**facts, "seconds": seconds, "rate": rate, "share_of_peak": share, "compiling": compiling})
@@ -121,17 +119,6 @@ def compiled(device, text):
     return client.compile(text, options)
 
 
-def median(call, repeats):
-    """Return the median seconds of a call, after one that warms up."""
-    call()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["export", "run"])
@@ -150,4 +137,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -18,18 +18,19 @@ import json
 import math
 import os
 import pathlib
-import platform
-import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import contenders
 from contenders import Shape
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-OUT, PAGES = ROOT / "results" / "speed.json", (ROOT / "README.md", ROOT / "docs" / "speed.md")
+from fml_tf import results
+
+OUT = results.ROOT / "results" / "speed.json"
+PAGES = (results.ROOT / "README.md", results.ROOT / "docs" / "speed.md")
 
 SHAPES = {
     "S": Shape(),
@@ -58,14 +59,18 @@ class Worker:
         command = [sys.executable, contenders.__file__, name]
         for option, value in zip(options, values, strict=True):
             command += [option, *map(str, value if isinstance(value, tuple) else [value])]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, it lives as long as the process
         start = time.perf_counter()
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True
         )
         first = self._answer()
-        self.failed = first is None
-        if not self.failed:
-            self.start_up, self.members = time.perf_counter() - start, first["members"]
+        self.start_up, self.members = time.perf_counter() - start, first["members"] if first else 0
+
+    def complaint(self):
+        """Return the last line of what a process that never got ready wrote to its standard error; "" of others."""
+        self.errors.seek(0)
+        return "" if self.members else (self.errors.read().strip().splitlines() or ["it wrote nothing"])[-1]
 
     def _answer(self):
         line = self.process.stdout.readline()
@@ -92,8 +97,13 @@ def race(shape, names, rounds):
         if importlib.util.find_spec(NEEDS.get(name.split(",")[0], "json")) is None:
             continue
         crew = [Worker(name.removesuffix(", two processes"), shape) for _ in range(1 + name.endswith("two processes"))]
-        if all(not worker.failed for worker in crew):
+        complaints = [worker.complaint() for worker in crew]
+        if not any(complaints):
             workers[name] = crew
+            continue
+        print(f"{name} takes no part: {max(complaints)}", flush=True)
+        for worker in crew:
+            worker.close()
     seconds = {name: [] for name in workers}
     for _ in range(rounds):
         for name, crew in workers.items():
@@ -105,12 +115,8 @@ def race(shape, names, rounds):
     for name, crew in workers.items():
         peaks = [worker.close() for worker in crew]
         median = statistics.median(seconds[name])
-        table[name] = {
-            "seconds": median,
-            "rate": shape.members * shape.samples / median,
-            "start_up": crew[0].start_up,
-            "peak_mb": sum(peaks),
-        }
+        rate = shape.members * shape.samples / median
+        table[name] = {"seconds": median, "rate": rate, "peak_mb": sum(peaks)}
     return table
 
 
@@ -199,8 +205,8 @@ PARTS = {
 
 def versions():
     """Return the versions of everything that takes part."""
-    found = {"python": platform.python_version()}
-    for name in ("fml_tf", "tensorflow", "keras", "jax", "torch", "numpy", "scipy"):
+    found = results.versions()
+    for name in NEEDS.values():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
@@ -282,19 +288,12 @@ def _pairs(values, left, right):
     return _rows([[left, right], *([name, f"{value:.2f}"] for name, value in values.items())])
 
 
-def write_pages(figures):
-    """Put the tables into the pages, each between its marks."""
-    for page in PAGES:
-        page.write_text(filled(page.read_text(), figures))
-
-
-def filled(text, figures):
-    """Return a page's text with the tables in their places."""
-    for name, table in tables(figures).items():
-        marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        pattern = re.compile(re.escape(marks[0]) + ".*?" + re.escape(marks[1]), re.S)
-        text = pattern.sub(lambda _, table=table, marks=marks: f"{marks[0]}\n{table}\n{marks[1]}", text)
-    return text
+def write_page(page, figures):
+    """Put into a page those of the tables that it has marks for."""
+    text = page.read_text()
+    results.write_tables(
+        page, {name: table for name, table in tables(figures).items() if f"<!-- {name}: begin -->" in text}
+    )
 
 
 def main():
@@ -309,8 +308,10 @@ def main():
         if part != "tables":
             figures[part] = PARTS[part](args)
             figures |= {"versions": versions(), "cores": os.cpu_count()}
-            OUT.write_text(json.dumps(figures, indent=1) + "\n")
-    write_pages(figures)
+            text = json.dumps(figures, indent=1) + "\n"
+            results.replace(OUT, lambda path, text=text: path.write_text(text))
+    for page in PAGES:
+        write_page(page, figures)
 
 
 if __name__ == "__main__":

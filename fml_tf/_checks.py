@@ -1,4 +1,4 @@
-"""Checks of what comes in: each names the argument, what came, what was expected, and the remedy."""
+"""Checks of what comes in, each naming the argument, what came, what was expected, and the remedy; and of forecasts."""
 
 import warnings
 
@@ -34,7 +34,7 @@ def architecture(state_dim, memory_steps, hidden, members, normalization, state_
         raise ValueError(
             f"normalization={normalization!r}: expected None (the paper's plain form), 'standard' or 'whitened'."
         )
-    names(state_names, state_dim)
+    variable_names(state_names, state_dim)
     if policy.compute_dtype != policy.variable_dtype or policy.compute_dtype not in ("float32", "float64"):
         raise ValueError(
             f"dtype {policy.name!r} computes in {policy.compute_dtype}: use 'float32' or 'float64'; a flow "
@@ -43,7 +43,7 @@ def architecture(state_dim, memory_steps, hidden, members, normalization, state_
     return ids
 
 
-def names(state_names, state_dim):
+def variable_names(state_names, state_dim):
     """Refuse names of the observed variables that are not one for each."""
     if state_names is not None and (isinstance(state_names, str) or len(state_names) != state_dim):
         raise ValueError(f"state_names={state_names!r}: expected {state_dim} names, one for each variable.")

@@ -144,10 +144,11 @@ def train_network(bursts, memory_steps: int, seed: int = 0, *, members: int = 2,
     return model
 
 
-def fit_polynomial(bursts, memory_steps: int, seed: int = 0, *, degree: int = 3, rank: int | None = 6):
+def fit_polynomial(bursts, memory_steps: int, seed: int = 0, *, degree: int = 3, most_axes: int | None = 6):
     """Fit a polynomial flow map to bursts; `seed` is not used."""
-    model = polynomials.PolynomialFlowMap(bursts.shape[-1], memory_steps=memory_steps, degree=degree, rank=rank)
-    return model.fit(bursts)
+    return polynomials.PolynomialFlowMap(
+        bursts.shape[-1], memory_steps=memory_steps, degree=degree, most_axes=most_axes
+    ).fit(bursts)
 
 
 def observability_steps(propagator, observed: Sequence[int]) -> int | None:
@@ -185,7 +186,7 @@ def mutual_information(trajectories, *, lags: int, bins: int = 64) -> np.ndarray
     Source: A. M. Fraser and H. L. Swinney, *Independent coordinates for strange attractors from mutual information*,
     Physical Review A 33 (1986).
     """
-    values = _one_variable(trajectories, int(lags) + 2)
+    values = metrics.one_variable(trajectories, int(lags) + 2, f"an information up to lag {lags}")
     edges = np.quantile(values, np.linspace(0, 1, bins + 1)[1:-1])
     cells, information = np.searchsorted(edges, values), []
     for lag in range(int(lags) + 1):
@@ -224,7 +225,7 @@ def false_neighbours(trajectories, *, delay: int, dimensions: int = 6, points: i
     """
     _checks.count("delay", delay, 1)
     span = delay * dimensions
-    values = _one_variable(trajectories, span + 2)
+    values = metrics.one_variable(trajectories, span + 2, "an embedding")
     windows = np.lib.stride_tricks.sliding_window_view(values, span + 1, axis=1)[..., ::delay].reshape(
         -1, dimensions + 1
     )
@@ -247,11 +248,3 @@ def _trajectories(values):
     if not np.isfinite(values).all():
         raise ValueError("the trajectories hold NaN or infinite values: leave those trajectories out.")
     return values
-
-
-def _one_variable(trajectories, shortest):
-    """Return trajectories of one variable, `(trajectory, time)`."""
-    values = metrics.time_series(trajectories, shortest, "an embedding")
-    if values.shape[-1] != 1:
-        raise ValueError(f"the trajectories hold {values.shape[-1]} variables: choose one, keeping the axis.")
-    return values[..., 0]

@@ -112,15 +112,10 @@ def histogram_distance(a, b, low, high, *, bins: int = 50) -> np.ndarray:
     Raises:
         ValueError: for unequal numbers of states, an empty range, or values that are not finite.
     """
-    a, b = (np.asarray(v, "float64").reshape(-1, np.shape(v)[-1]) for v in (a, b))
+    a, b = _two_sets(a, b)
     low, high = np.asarray(low, "float64"), np.asarray(high, "float64")
-    if a.shape[1] != b.shape[1] or low.shape != (a.shape[1],) or high.shape != low.shape or np.any(high <= low):
-        raise ValueError(
-            f"a has {a.shape[1]} states, b {b.shape[1]}, low={low}, high={high}: expected the same states in both, and "
-            "one range, low < high, for each."
-        )
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise ValueError("a or b holds NaN or infinite values: leave those trajectories out.")
+    if low.shape != (a.shape[1],) or high.shape != low.shape or np.any(high <= low):
+        raise ValueError(f"low={low}, high={high}: expected one range, low < high, for each of {a.shape[1]} states.")
 
     def density(states, i):
         counts = np.histogram(np.clip(states[:, i], low[i], high[i]), bins, (low[i], high[i]))[0]
@@ -139,12 +134,19 @@ def wasserstein_distance(a, b) -> np.ndarray:
     Raises:
         ValueError: for unequal numbers of states, or values that are not finite.
     """
-    a, b = (np.asarray(v, "float64").reshape(-1, np.shape(v)[-1]) for v in (a, b))
+    return np.array(
+        [stats.wasserstein_distance(x, y) for x, y in zip(*(states.T for states in _two_sets(a, b)), strict=True)]
+    )
+
+
+def _two_sets(a, b):
+    """Return two sets of states as float64 arrays `(state vector, state)`."""
+    a, b = (np.asarray(states, "float64").reshape(-1, np.shape(states)[-1]) for states in (a, b))
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"a has {a.shape[1]} states, b {b.shape[1]}: expected the same states in both.")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ValueError("a or b holds NaN or infinite values: leave those trajectories out.")
-    return np.array([stats.wasserstein_distance(x, y) for x, y in zip(a.T, b.T, strict=True)])
+    return a, b
 
 
 def time_series(values, shortest, what):
@@ -161,6 +163,14 @@ def time_series(values, shortest, what):
     if constant.any():
         raise ValueError(f"variable {int(constant.argmax())} never changes: {what} is not defined. Leave it out.")
     return values
+
+
+def one_variable(trajectories, shortest, what):
+    """Return trajectories of one variable, `(trajectory, time)`, checked as `time_series` does."""
+    values = time_series(trajectories, shortest, what)
+    if values.shape[-1] != 1:
+        raise ValueError(f"the trajectories hold {values.shape[-1]} variables: choose one, keeping the axis.")
+    return values[..., 0]
 
 
 def autocorrelation(trajectories, *, lags: int) -> np.ndarray:
@@ -212,11 +222,8 @@ def maxima_map(trajectories) -> np.ndarray:
 
     Source: E. N. Lorenz, *Deterministic nonperiodic flow*, J. Atmos. Sci. 20 (1963), Figure 4.
     """
-    values = time_series(trajectories, 3, "a map of maxima")
-    if values.shape[-1] != 1:
-        raise ValueError(f"the trajectories hold {values.shape[-1]} variables: choose one, keeping the axis.")
     pairs = []
-    for series in values[..., 0]:
+    for series in one_variable(trajectories, 3, "a map of maxima"):
         top = signal.argrelmax(series)[0]
         left, middle, right = series[top - 1], series[top], series[top + 1]
         peaks = middle - (right - left) ** 2 / (8 * (left - 2 * middle + right))
@@ -235,7 +242,7 @@ def correlation_dimension(trajectories, *, points: int = 10_000, seed: int = 0) 
     them; the slope is fitted where between 1e-4 and 1e-2 of all pairs are closer.
 
     Args:
-        trajectories: `(trajectory, time, state)`; a partly observed system is embedded first, see `data.windows`.
+        trajectories: `(trajectory, time, state)`; delay coordinates, if the system is partly observed.
         points: states drawn, at most.
         seed: seed of the draw.
 
@@ -250,9 +257,8 @@ def correlation_dimension(trajectories, *, points: int = 10_000, seed: int = 0) 
         raise ValueError(f"{len(states)} states: a dimension needs 1000 at least. Give more or longer trajectories.")
     chosen = np.random.default_rng(seed).choice(len(states), min(int(points), len(states)), replace=False)
     states = states[chosen]
-    sample = np.sort(
-        np.linalg.norm(states[: len(states) // 2] - states[len(states) // 2 :][: len(states) // 2], axis=1)
-    )
+    half = len(states) // 2
+    sample = np.linalg.norm(states[:half] - states[half : 2 * half], axis=1)
     radii = np.geomspace(*np.quantile(sample, (1e-4, 1e-2)), 20)
     tree = spatial.cKDTree(states)
     closer = tree.count_neighbors(tree, radii) - len(states)  # without each with itself

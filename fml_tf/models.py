@@ -330,32 +330,32 @@ class FlowMap(keras.Model):
         `bursts` (sample, burst_length, state); `order` (step, member, batch) and `rest` (member, remainder) index it.
         """
 
-        replicas = self.replicas
-
-        def train(index):
-            if replicas == 1:
-                return self.train_step(tf.gather(bursts, index))
-
-            def replica_step():
-                place = tf.distribute.get_replica_context().replica_id_in_sync_group
-                mine = index[:, place::replicas]
-                share = tf.shape(mine)[1] / index.shape[1]
-                self.train_step(tf.gather(bursts, mine), tf.cast(share, self.compute_dtype))
-
-            return self._distribute_strategy.run(replica_step)
-
         def body(step):
-            train(order[step])
+            self._train_on(bursts, order[step])
             return (step + 1,)
 
         tf.while_loop(lambda step: step < order.shape[0], body, [0])
         if rest.shape[1]:
-            train(rest)
+            self._train_on(bursts, rest)
         losses = self.loss_tracker.per_member()
         better = losses < self.best_losses
         self.best_losses.assign(tf.where(better, losses, self.best_losses))
         for best, weight in zip(self.best_weights, self._weights_of_members(), strict=True):
             best.assign(tf.where(better[:, None, None], weight, best))
+
+    def _train_on(self, bursts, index):
+        """Run `train_step` on the bursts of an index `(member, batch)`; of several devices, each on its share of it."""
+        if self.replicas == 1:
+            self.train_step(tf.gather(bursts, index))
+            return
+
+        def replica_step():
+            place = tf.distribute.get_replica_context().replica_id_in_sync_group
+            mine = index[:, place :: self.replicas]
+            share = tf.cast(tf.shape(mine)[1] / index.shape[1], self.compute_dtype)
+            self.train_step(tf.gather(bursts, mine), share)
+
+        self._distribute_strategy.run(replica_step)
 
     def make_train_function(self, force=False):
         """Let Keras's loop run a whole epoch as its one step."""

@@ -34,7 +34,7 @@ class PolynomialFlowMap:
         state_dim: d, number of observed variables.
         memory_steps: n_M, past entries beyond the present one.
         degree: total degree of the polynomial; 1 is the linear delay map (dynamic mode decomposition with memory).
-        rank: principal axes to keep, at most; None keeps all above `tolerance`.
+        most_axes: principal axes to keep, at most; None keeps all above `tolerance`.
         tolerance: axes whose deviation is below this fraction of the first one's are left out, and so are, in the
             least squares, combinations of terms that the data hardly tell apart. Data in single precision want 1e-6.
         time_step: time between entries, in the system's units; kept with the model, not used in computing.
@@ -62,20 +62,20 @@ class PolynomialFlowMap:
         *,
         memory_steps: int = 0,
         degree: int = 3,
-        rank: int | None = None,
+        most_axes: int | None = None,
         tolerance: float = 1e-12,
         time_step: float | None = None,
         state_names: Sequence[str] | None = None,
     ):
-        counts = {"state_dim": state_dim, "degree": degree, **({} if rank is None else {"rank": rank})}
-        for name, value in counts.items():
+        least_one = dict(state_dim=state_dim, degree=degree, most_axes=1 if most_axes is None else most_axes)
+        for name, value in least_one.items():
             _checks.count(name, value, 1)
         _checks.count("memory_steps", memory_steps, 0)
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance={tolerance!r}: expected a fraction between 0 and 1, for instance 1e-12.")
-        _checks.names(state_names, state_dim)
+        _checks.variable_names(state_names, state_dim)
         self.state_dim, self.memory_steps, self.degree = int(state_dim), int(memory_steps), int(degree)
-        self.most_axes, self.tolerance, self.time_step = rank, float(tolerance), time_step
+        self.most_axes, self.tolerance, self.time_step = most_axes, float(tolerance), time_step
         self.state_names = None if state_names is None else tuple(state_names)
         self.coefficients = None
 
@@ -97,7 +97,7 @@ class PolynomialFlowMap:
         starts = range(0, entries.shape[1] - features, self.state_dim)
         self.data_range = np.stack([bursts.min((0, 1)), bursts.max((0, 1))])
         self._learn_axes(entries, features, starts)
-        self._check_size(len(bursts) * len(starts))
+        self._choose_basis(len(bursts) * len(starts))
         self._solve(entries, features, starts)
         return self
 
@@ -115,17 +115,17 @@ class PolynomialFlowMap:
         reach = [np.abs((entries[:, s : s + features] - self.centre) @ self.axes).max(axis=0) for s in starts]
         self.axes = self.axes / np.max(reach, axis=0)
 
-    def _check_size(self, windows):
-        """Refuse a basis larger than the data or than memory."""
+    def _choose_basis(self, windows):
+        """List the terms of the basis; refuse one larger than the data or than memory."""
         self.terms = math.comb(self.input_rank + self.degree, self.degree)
         basis = f"degree={self.degree} in {self.input_rank} variables gives {self.terms:,} terms"
         if self.terms > windows:
-            raise ValueError(f"{basis}, more than the {windows:,} windows of the data: lower degree or rank.")
+            raise ValueError(f"{basis}, more than the {windows:,} windows of the data: lower degree or most_axes.")
         needed = 3 * 8 * self.terms * (self.terms + min(windows, BLOCK))
         if needed > MOST_BYTES:
             raise ValueError(
                 f"{basis}, whose least squares take {needed / 1e9:.0f} GB, more than the {MOST_BYTES / 1e9:.0f} GB "
-                "allowed: lower degree, or keep fewer principal axes (rank)."
+                "allowed: lower degree, or keep fewer principal axes (most_axes)."
             )
         self.exponents = _exponents(self.input_rank, self.degree)
 
@@ -199,10 +199,9 @@ class PolynomialFlowMap:
         path = pathlib.Path(filepath)
         if path.suffix != ".npz" or self.coefficients is None:
             raise ValueError(f"cannot save to {filepath}: expected a fitted model and a name that ends with .npz.")
-        arguments = {name: getattr(self, name) for name in ("state_dim", "memory_steps", "degree", "tolerance")}
-        arguments |= dict(rank=self.most_axes, time_step=self.time_step, state_names=self.state_names)
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        facts = {name: getattr(self, name) for name in _FACTS}
+        arguments, facts, arrays = (
+            {name: getattr(self, name) for name in names} for names in (_ARGUMENTS, _FACTS, _ARRAYS)
+        )
 
         def write(part):
             with part.open("wb") as file:
@@ -211,6 +210,7 @@ class PolynomialFlowMap:
         results.replace(path, write)
 
 
+_ARGUMENTS = ("state_dim", "memory_steps", "degree", "most_axes", "tolerance", "time_step", "state_names")
 _ARRAYS = ("data_range", "centre", "axes", "coefficients")
 _FACTS = ("input_rank", "terms", "rank", "condition_number", "residual")
 

@@ -198,7 +198,7 @@ def commit_run(benchmark: str, executed, folder) -> None:
         replace(target.with_name(f"{benchmark}-{name}.png"), lambda part, figure=figure: shutil.copy(figure, part))
 
 
-#: The README's table stands between these two lines.
+#: The README's table stands between these two lines; those of other pages likewise, by other names.
 TABLE_MARKS = ("<!-- results: begin -->", "<!-- results: end -->")
 
 
@@ -241,14 +241,25 @@ def update_readme() -> pathlib.Path:
         ValueError: if the marks are missing.
     """
     path = ROOT / "README.md"
-    text = path.read_text()
-    if any(text.count(mark) != 1 for mark in TABLE_MARKS):
-        raise ValueError(f"{path} lacks the lines {TABLE_MARKS[0]} and {TABLE_MARKS[1]}, where the table belongs.")
-    before, rest = text.split(TABLE_MARKS[0])
-    after = rest.split(TABLE_MARKS[1])[1]
-    text = f"{before}{TABLE_MARKS[0]}\n{table()}\n{TABLE_MARKS[1]}{after}"
-    replace(path, lambda part: part.write_text(text))
+    write_tables(path, {"results": table()})
     return path
+
+
+def write_tables(path, tables: dict[str, str]) -> None:
+    """Write generated tables into a Markdown page, each between the two marks of its name.
+
+    Raises:
+        ValueError: if marks are missing.
+    """
+    text = path.read_text()
+    for name, content in tables.items():
+        marks = [mark.replace("results", name) for mark in TABLE_MARKS]
+        if any(text.count(mark) != 1 for mark in marks):
+            raise ValueError(f"{path} lacks the lines {marks[0]} and {marks[1]}, where the table belongs.")
+        before, rest = text.split(marks[0])
+        after = rest.split(marks[1])[1]
+        text = f"{before}{marks[0]}\n{content}\n{marks[1]}{after}"
+    replace(path, lambda part: part.write_text(text))
 
 
 def replace(path, write):

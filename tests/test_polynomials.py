@@ -66,7 +66,7 @@ def test_memory_sees_what_a_partly_observed_system_hides():
     )
     errors = {}
     for degree in (1, 3):
-        model = polynomials.PolynomialFlowMap(2, memory_steps=10, degree=degree, rank=5).fit(bursts)
+        model = polynomials.PolynomialFlowMap(2, memory_steps=10, degree=degree, most_axes=5).fit(bursts)
         errors[degree] = metrics.l2_error(model.forecast(history, problem.horizon), truth).mean()
     assert errors[3] < errors[1] / 5
 
@@ -101,7 +101,7 @@ def fit(bursts=None, **arguments):
         (lambda: polynomials.PolynomialFlowMap(0), "state_dim=0: expected a whole number"),
         (lambda: polynomials.PolynomialFlowMap(2, degree=0), "degree=0"),
         (lambda: polynomials.PolynomialFlowMap(2, memory_steps=-1), "memory_steps=-1"),
-        (lambda: polynomials.PolynomialFlowMap(2, rank=0), "rank=0"),
+        (lambda: polynomials.PolynomialFlowMap(2, most_axes=0), "most_axes=0"),
         (lambda: polynomials.PolynomialFlowMap(2, tolerance=2), "tolerance=2: expected a fraction"),
         (lambda: polynomials.PolynomialFlowMap(2, state_names="xy"), "expected 2 names"),
         (lambda: fit(np.zeros((5, 4, 3))), "x has 3 states, but the model was built for 2"),
