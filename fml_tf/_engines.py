@@ -6,19 +6,29 @@ copied in: the second such model compiles nothing, and building models in a loop
 (another network, optimiser or learning-rate schedule) does cost its programs. Copying some forty small arrays takes a
 millisecond or two a call.
 
+On a CPU an ensemble trains in parts, an engine and a thread for each: threads that share nothing keep the cores busier
+than XLA does that splits one program between them.
+
 A model that may hold more than its configuration tells (a subclass, frozen layers, an optimiser of the user's own) is
 its own engine and shares nothing.
 """
 
 import contextlib
+import itertools
 import json
+import os
 import threading
+from concurrent import futures
 
 from fml_tf import optimizers
-from fml_tf._tensorflow import keras, tf
+from fml_tf._tensorflow import gpus, keras, tf
+
+#: Parts that an ensemble trains in at most, and the least members of one: each compiles a program of its own.
+MOST_PARTS, LEAST_MEMBERS = 4, 4
 
 _ENGINES = {}
 _LOCK = threading.RLock()  # an engine serves one model at a time
+THREADS = futures.ThreadPoolExecutor(MOST_PARTS, thread_name_prefix="fml_tf")
 
 
 @contextlib.contextmanager
@@ -30,13 +40,74 @@ def borrowed(model):
         yield engine
 
 
-def _of(model):
-    """Return the engine of a model's structure, built at the first call."""
-    if model.run_eagerly or model.replicas > 1 or not _is_plain(model):
+def train_epoch(model, bursts, order, rest):
+    """Run `_train_epoch` of a model on an order of the bursts, `(step, member, batch)` and `(member, rest)`, in parts
+    side by side; the model has the state that results. Should a part fail, the model is as it was before."""
+    with _LOCK:
+        parts = parts_of(model)
+        engines = [engine for engine, _ in parts]
+        if engines != [model]:
+            _deal(state(model), [state(engine) for engine in engines])
+        run_parts([(engine, (bursts, order[:, members], rest[members])) for engine, members in parts])
+        if engines != [model]:
+            _collect([state(engine) for engine in engines], state(model))
+
+
+def parts_of(model):
+    """Return the engines that train a model, each with the members that are its part."""
+    whole = gpus or not model.jit_compile or _least_squares(model)
+    count = 1 if whole or not _shares(model) else max(1, min(_cores(), MOST_PARTS, model.members // LEAST_MEMBERS))
+    edges = [round(place * model.members / count) for place in range(count + 1)]
+    parts = [slice(*edge) for edge in itertools.pairwise(edges)]
+    return [(_of(model, part.stop - part.start, place), part) for place, part in enumerate(parts)]
+
+
+def run_parts(parts):
+    """Run `_train_epoch` of engines with their arguments, each in a thread, and wait for all of them."""
+    jobs = [
+        (program(engine, "_train_epoch", jit_compile=not _least_squares(engine)), arguments)
+        for engine, arguments in parts
+    ]
+    if len(jobs) == 1:
+        jobs[0][0](*jobs[0][1])
+        return
+    running = [THREADS.submit(run, *arguments) for run, arguments in jobs]
+    try:
+        for job in running:
+            job.result()
+    except BaseException:
+        kept = _ENGINES.copy()
+        _ENGINES.clear()  # a second interrupt while waiting leaves the engines to their threads
+        futures.wait(running)
+        _ENGINES.update(kept)
+        raise
+
+
+def _least_squares(model):
+    """Say whether a model trains by least squares, which compile parts of their own and need no other split."""
+    return isinstance(model.optimizer, optimizers.LevenbergMarquardt)
+
+
+def _cores():
+    """Return the number of cores that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, tf.config.threading.get_intra_op_parallelism_threads() or allowed)
+
+
+def _shares(model):
+    """Say whether engines of its structure can stand in for a model."""
+    return not model.run_eagerly and model.replicas == 1 and _is_plain(model)
+
+
+def _of(model, members=None, place=0):
+    """Return an engine of a model's structure, or of so many members of it, built at the first call; engines of
+    another place are others."""
+    if not _shares(model):
         return model
-    key = _structure(model)
+    members = members or model.members
+    key = *_structure(model), members, place
     if key not in _ENGINES:
-        config = {**model.get_config(), "members": model.members, "activation": model.activation}
+        config = {**model.get_config(), "members": members, "activation": model.activation}
         engine = type(model).from_config({**config, "kernel_initializer": "zeros"})
         if model.optimizer:
             clone = type(model.optimizer).from_config(model.optimizer.get_config())
@@ -73,7 +144,27 @@ def copy(sources, targets):
         target.assign(source)
 
 
-copy._omit_frequent_tracing_warning = True  # traced once for each structure
+@tf.function(autograph=False)
+def _deal(whole, parts):
+    """Assign an ensemble's variables to those of its parts: to each its members, along the first axis, and what all
+    members share."""
+    for source, *targets in zip(whole, *parts, strict=True):
+        start = 0
+        for target in targets:
+            shared = source.shape == target.shape
+            target.assign(source if shared else source[start : start + target.shape[0]])
+            start += 0 if shared else target.shape[0]
+
+
+@tf.function(autograph=False)
+def _collect(parts, whole):
+    """Assign the variables of all parts to those of the ensemble: the reverse of `_deal`."""
+    for target, *sources in zip(whole, *parts, strict=True):
+        target.assign(sources[0] if sources[0].shape == target.shape else tf.concat(sources, axis=0))
+
+
+for function in (copy, _deal, _collect):
+    function._omit_frequent_tracing_warning = True  # traced once for each structure
 
 
 def program(model, name, *, jit_compile=True):
@@ -99,6 +190,6 @@ def _structure(model):
         if not isinstance(optimizer["config"]["learning_rate"], dict):  # no schedule, but a variable
             optimizer["config"].pop("learning_rate")
     # Least squares solve for the weights of the inputs in use, whose number the data decide.
-    rank = model.input_rank if isinstance(model.optimizer, optimizers.LevenbergMarquardt) else None
-    structure = json.dumps([config, optimizer, model.members, rank], default=str)
+    rank = model.input_rank if _least_squares(model) else None
+    structure = json.dumps([config, optimizer, rank], default=str)
     return type(model), model.activation, model.jit_compile, model.unroll_limit, structure

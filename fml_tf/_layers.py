@@ -56,11 +56,12 @@ class MemberDense(keras.layers.Layer):
         return {**super().get_config(), **own, "kernel_initializer": initializer}
 
 
-def affine(kernel, bias, inputs):
+def affine(kernel, bias, inputs, known=0):
     """Return W h + b of every member, `(member, out, batch)`, with a backward pass in the shapes XLA does best.
 
-    On a CPU, contracting the first axis of a small kernel costs twice as much as contracting its last, and a
-    reduction over the batch several times a product with ones.
+    The first `known` features of the inputs are data, which no gradient goes to. On a CPU, contracting the first axis
+    of a small kernel costs twice as much as contracting its last, and a reduction over the batch several times a
+    product with ones.
     """
     if inputs.shape[0] != kernel.shape[0]:
         return tf.matmul(kernel, inputs) + bias  # one window for all members: only forecasts do this
@@ -72,10 +73,11 @@ def affine(kernel, bias, inputs):
     def product(kernel, bias, inputs):
         def gradient(upstream):
             ones = tf.ones_like(upstream[:, :1])
+            downstream = tf.matmul(transposed[:, known:], upstream)
             return (
                 tf.matmul(upstream, inputs, transpose_b=True),
                 tf.matmul(upstream, ones, transpose_b=True),
-                tf.matmul(transposed, upstream),
+                tf.concat([tf.zeros_like(inputs[:, :known]), downstream], axis=1) if known else downstream,
             )
 
         return tf.matmul(kernel, inputs) + bias, gradient

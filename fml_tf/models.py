@@ -5,9 +5,7 @@ and a weight `(member, out, in)` holds every member's own. A window is a history
 `((memory_steps + 1) * state_dim)` features, oldest entry first.
 """
 
-import itertools
 import json
-import os
 import warnings
 from collections.abc import Sequence
 
@@ -22,6 +20,9 @@ FORECAST_CHUNKS = (16, 500)
 #: Principal axes of the history whose deviation is below this fraction of the first one's are left out of a whitened
 #: input: they hold nothing but rounding.
 WHITENING_CUT = 1e-5
+
+#: Bursts of a batch that go through the network at once on a CPU: the states of more leave the cache near the core.
+TILE = 1000
 
 #: Factor on the initial weights of the output layer where inputs are normalised.
 FIRST_OUTPUT = 0.1
@@ -171,10 +172,10 @@ class FlowMap(keras.Model):
 
     # One step, many steps ------------------------------------------------------------------------------------
 
-    def network(self, members=slice(None), weights=None):
+    def network(self, weights=None):
         """Return each layer's kernels and biases, `(member, out, in)` and `(member, out, 1)`, with the normalisation of
         the inputs folded into the first; other `weights` than the model's may be of another float type."""
-        weights = [variable[members] for variable in self._weights_of_members()] if weights is None else weights
+        weights = [variable.value for variable in self._weights_of_members()] if weights is None else weights
         layers = list(zip(weights[::2], weights[1::2], strict=True))
         if self.normalization:
             kernel, bias = layers[0]
@@ -191,8 +192,8 @@ class FlowMap(keras.Model):
         """
         *hidden_layers, output_layer = network or self.network()
         hidden = window
-        for kernel, bias in hidden_layers:
-            hidden = self.activation(_layers.affine(kernel, bias, hidden))
+        for kernel, bias, *known in hidden_layers:
+            hidden = self.activation(_layers.affine(kernel, bias, hidden, *known))
         output = _layers.affine(*output_layer, hidden)
         if self.normalization:
             scale, mean = (tf.cast(variable, output.dtype) for variable in (self.output_scale, self.output_mean))
@@ -207,13 +208,15 @@ class FlowMap(keras.Model):
 
     def unroll(self, window, steps, network=None):
         """Roll every member out on its own states: `(member, steps, state, batch)` from windows `(member, (n_M + 1)
-        state, batch)`."""
+        state, batch)`. A gradient goes to the network, not to the window."""
         network = network or self.network()
         if steps <= self.unroll_limit:
-            states = []
-            for _ in range(steps):
-                states.append(self.advance(window, network))
-                window = self.shift(window, states[-1])
+            (kernel, bias), *layers = network
+            history, states = tf.stop_gradient(window), []
+            for step in range(steps):
+                known = max(history.shape[1] - step * self.state_dim, 0)
+                entries = [history[:, -known:]] * (known > 0) + states[-self.memory_steps - 1 :]
+                states.append(self.advance(tf.concat(entries, axis=1), [(kernel, bias, known), *layers]))
             return tf.stack(states, axis=1)
 
         def body(step, window, states):
@@ -279,8 +282,7 @@ class FlowMap(keras.Model):
         batch)`: the mean over bursts and K + 1 steps of the squared 2-norm (paper, equation multi_loss)."""
         if bursts.shape[0] == 1:
             bursts = tf.repeat(bursts, self.members, axis=0)
-        parts = [self.roll_out_losses(bursts[members], self.network(members)) for members in self._shards()]
-        return tf.concat(parts, axis=0)
+        return self.roll_out_losses(bursts, self.network())
 
     def roll_out_losses(self, bursts, network):
         """Return the multi-step losses of a `network`, one a member of it, over its bursts in lanes."""
@@ -290,15 +292,6 @@ class FlowMap(keras.Model):
         predicted = self.unroll(window, steps, network)  # (member, step, state, batch)
         target = tf.reshape(target, (target.shape[0], steps, self.state_dim, -1))
         return tf.reduce_mean(tf.reduce_sum(tf.square(predicted - target), axis=2), axis=(1, 2))
-
-    def _shards(self):
-        """Split the members into groups that XLA runs side by side: one a core, up to four, of four members or more.
-
-        Each group is compiled anew, so small ensembles are left whole.
-        """
-        groups = max(1, min(os.cpu_count() or 1, 4, self.members // 4)) if not gpus else 1
-        edges = [round(i * self.members / groups) for i in range(groups + 1)]
-        return [slice(start, end) for start, end in itertools.pairwise(edges)]
 
     def train_step(self, data, share=1.0):
         """Update all members on one batch: bursts `(batch, burst_length, state)`, or one batch a member in front.
@@ -311,12 +304,33 @@ class FlowMap(keras.Model):
         if isinstance(self.optimizer, optimizers.LevenbergMarquardt):
             losses = self.optimizer.step(self, bursts)
         else:
-            with tf.GradientTape() as tape:
-                losses = self.burst_losses(bursts)  # (member,)
-                total = share * tf.reduce_sum(losses)
-            self.optimizer.apply(tape.gradient(total, self.trainable_variables), self.trainable_variables)
+            losses, slopes = self._losses_and_slopes(bursts, share)
+            self.optimizer.apply(slopes, self.trainable_variables)
         self.loss_tracker.update_state(losses, tf.shape(bursts)[-1])
         return {"loss": self.loss_tracker.result()}
+
+    def _losses_and_slopes(self, bursts, share):
+        """Return each member's loss over bursts in lanes, and the gradient of `share` times the sum of the losses."""
+
+        def of(tile):
+            with tf.GradientTape() as tape:
+                losses = self.burst_losses(tile)
+                total = share * tf.reduce_sum(losses)
+            return [losses, *tape.gradient(total, self.trainable_variables)]
+
+        size = bursts.shape[2]
+        tiles = 1 if gpus or size is None else _tiles(size)
+        if tiles == 1:
+            losses, *slopes = of(bursts)
+            return losses, slopes
+
+        def body(place, *sums):
+            tile = tf.slice(bursts, (0, 0, place * (size // tiles)), (*bursts.shape[:2], size // tiles))
+            return place + 1, *(total + value / tiles for total, value in zip(sums, of(tile), strict=True))
+
+        zeros = [tf.zeros(self.members, bursts.dtype), *map(tf.zeros_like, self.trainable_variables)]
+        _, losses, *slopes = tf.while_loop(lambda place, *_: place < tiles, body, (0, *zeros))
+        return losses, slopes
 
     def test_step(self, data):
         """Score one batch of bursts `(batch, burst_length, state)`; the twin of `train_step`."""
@@ -363,10 +377,7 @@ class FlowMap(keras.Model):
         def train_function(iterator):
             next(iterator)
             order = self._feed.order(self.seed, self.member_ids, len(self.member_losses))
-            whole = not isinstance(self.optimizer, optimizers.LevenbergMarquardt)  # which compiles parts of its own
-            with _engines.borrowed(self) as engine:
-                _engines.program(engine, "_train_epoch", jit_compile=whole)(self._feed.bursts, *order)
-                self.copy_state(engine)
+            _engines.train_epoch(self, self._feed.bursts, *order)
             if isinstance(self.optimizer, optimizers.Soap):
                 self.optimizer.renew()
             self.member_losses = np.vstack([self.member_losses, self.loss_tracker.per_member()])
@@ -757,9 +768,11 @@ class _Feed:
     def order(self, seed, member_ids, epoch):
         """Return the epoch's sample numbers, `(step, member, batch)`, and the remainder `(member, rest)`."""
         samples = self.bursts.shape[0]
-        orders = np.stack(
-            [np.random.default_rng([seed, member, epoch, 1]).permutation(np.int32(samples)) for member in member_ids]
-        )
+
+        def draw(member):
+            return np.random.default_rng([seed, member, epoch, 1]).permutation(np.int32(samples))
+
+        orders = np.stack(list(_engines.THREADS.map(draw, member_ids)))
         steps = samples // self.batch_size
         full = orders[:, : steps * self.batch_size].reshape(len(member_ids), steps, self.batch_size)
         return tf.constant(full.swapaxes(0, 1), "int32"), tf.constant(orders[:, steps * self.batch_size :], "int32")
@@ -812,6 +825,12 @@ def _to_lanes(entries):
         entries = entries[None]
     members, _, times, states = entries.shape
     return tf.transpose(tf.reshape(entries, (members, -1, times * states)), (0, 2, 1))
+
+
+def _tiles(size):
+    """Return how many equal parts a batch is worked off in: one, if none of `TILE` at most divide it."""
+    least = -(-size // TILE)
+    return next((count for count in range(least, 2 * least) if size % count == 0), 1)
 
 
 def _batches(array, batch_size):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.linalg import expm
 
-from fml_tf import _engines, metrics, models
+from fml_tf import _engines, metrics, models, optimizers
 from fml_tf._tensorflow import keras, tf
 
 REPEATED = {"batch_size": 8, "verbose": 0}
@@ -421,6 +421,77 @@ def test_the_ensemble_averages_increments(bursts, compiled):
 def test_an_ensemble_of_one_averages_nothing(bursts, compiled):
     model, history = compiled(members=1), bursts(5)[:, :1]
     np.testing.assert_array_equal(model.forecast(history, 9), model.forecast(history, 9, average=None)[0])
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Return a function that has ensembles train in so many parts from here on, with engines of their own."""
+
+    def of(count):
+        monkeypatch.setattr(_engines, "_cores", lambda: count)
+        monkeypatch.setattr(_engines, "_ENGINES", {})
+
+    return of
+
+
+@pytest.mark.parametrize("name", ["adam", "soap"])
+def test_parts_train_as_the_whole_ensemble(bursts, compiled, in_parts, name):
+    """Eight members in two threads, or nine in two unequal parts, are those that train in one."""
+    cosine = keras.optimizers.schedules.CosineDecay(1e-2, 9)
+    for members in (8, 9):
+        trained = []
+        for parts in (1, 2):
+            in_parts(parts)
+            optimizer = keras.optimizers.Adam(cosine) if name == "adam" else optimizers.Soap()
+            options = dict(members=members, hidden=(3,), normalization="standard", memory_steps=1)
+            model = compiled(optimizer=optimizer, **options)
+            model.fit(bursts(20, 1, 2), epochs=3, **REPEATED)
+            assert len(_engines._ENGINES) == parts
+            assert int(model.optimizer.iterations) == 9
+            values = [*model.variables, *model.optimizer.variables, model.member_losses, model.best_losses]
+            trained.append([np.asarray(value, "float64") for value in values])
+        for one, two in zip(*trained, strict=True):
+            np.testing.assert_allclose(two, one, rtol=1e-9, atol=1e-12)
+
+
+def test_a_part_that_fails_leaves_the_model_as_it_was(bursts, compiled, in_parts, monkeypatch):
+    in_parts(2)
+    model, data = compiled(members=8, hidden=(3,)), bursts(20)
+    model.fit(data, epochs=1, **REPEATED)
+    before, program = [v.numpy() for v in model._weights_of_members()], _engines.program
+    engines = dict(_engines._ENGINES)
+
+    def failing(engine, name, **options):
+        run = program(engine, name, **options)
+
+        def fail(*arguments):
+            run(*arguments)
+            raise MemoryError("no room")
+
+        return fail if engine is list(engines.values())[1] else run
+
+    monkeypatch.setattr(_engines, "program", failing)
+    with pytest.raises(MemoryError, match="no room"):
+        model.fit(data, epochs=1, **REPEATED)
+    monkeypatch.setattr(_engines, "program", program)
+    for weight, start in zip(model._weights_of_members(), before, strict=True):
+        np.testing.assert_array_equal(weight, start)
+    assert engines == _engines._ENGINES
+    model.fit(data, epochs=1, **REPEATED)
+    assert model.member_losses.shape == (2, 8)
+
+
+def test_a_batch_in_tiles_trains_as_a_whole(bursts, compiled, monkeypatch):
+    assert [models._tiles(size) for size in (1, 1000, 1001, 1500, 5000, 1009, 50_000)] == [1, 1, 1, 2, 5, 1, 50]
+    trained = []
+    for tile in (60, 10, 20):
+        monkeypatch.setattr(models, "TILE", tile)
+        monkeypatch.setattr(_engines, "_ENGINES", {})
+        model = compiled(memory_steps=1)
+        model.fit(bursts(120, 1, 2), batch_size=60, epochs=2, verbose=0)
+        trained.append([*model.member_losses.ravel(), *np.ravel(model.dense_layers[0].kernel)])
+    for other in trained[1:]:
+        np.testing.assert_allclose(other, trained[0], rtol=1e-9)
 
 
 def test_any_number_of_steps_compiles_nothing_new_and_agrees(bursts, compiled):
