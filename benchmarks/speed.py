@@ -1,8 +1,8 @@
 """Measure the speed of training, forecasting and start-up side by side, and how cost grows; minutes, all in one run.
 
-Every contender lives in a process of its own. A round asks each in turn for one epoch, so that a noisy machine disturbs
-all alike; medians over the rounds go to `results/speed.json`, and from there into the tables of `docs/speed.md`.
-JAX and PyTorch take part where they are installed: `pip install -e .[peers]`.
+Every contender lives in a process of its own. A round asks each for one epoch, every round in another order, so that a
+noisy machine disturbs all alike; medians over the rounds go to `results/speed.json`, and from there into the tables of
+the README and `docs/speed.md`. JAX and PyTorch take part where they are installed: `pip install -e .[peers]`.
 
     python benchmarks/speed.py                                # everything, about an hour on 2 cores
     python benchmarks/speed.py training --shapes S --batches 1000
@@ -25,6 +25,7 @@ import tempfile
 import time
 
 import contenders
+import numpy as np
 from contenders import Shape
 
 from fml_tf import results
@@ -105,8 +106,10 @@ def race(shape, names, rounds):
         for worker in crew:
             worker.close()
     seconds = {name: [] for name in workers}
-    for _ in range(rounds):
-        for name, crew in workers.items():
+    rng = np.random.default_rng(0)
+    for _ in range(rounds):  # each in another order, since what ran before leaves its mark on caches and clocks
+        for name in rng.permutation(list(workers)):
+            crew = workers[name]
             for worker in crew:
                 worker.ask()
             longest = max(worker.seconds() for worker in crew)
@@ -219,7 +222,9 @@ def tables(figures):
     """Return the tables of the parts that were measured, by name, as Markdown."""
     made = {}
     if "training" in figures:
-        made |= {"training": _training_table(figures["training"]), "speed": _seconds_table(figures["training"])}
+        races = figures["training"]
+        made |= {f"training-{name}": _training_table(races, name) for name in {entry["shape"] for entry in races}}
+        made |= {"members": _members_table(races), "speed": _seconds_table(races)}
     if "growth" in figures:
         made["growth"] = _growth_table(figures["growth"])
     if "start_up" in figures:
@@ -250,23 +255,32 @@ def _rows(rows):
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rest])
 
 
-def _training_table(races):
-    full = [entry for entry in races if entry["members"] == SHAPES["S"].members]
-    names = [
-        name
-        for name in [*contenders.CONTENDERS, "plain Keras, two processes"]
-        if any(name in e["contenders"] for e in full)
-    ]
-    rows = [["", *(f"{entry['shape']}, {entry['batch']}" for entry in full)]]
-    for name in names:
-        cells = [entry["contenders"].get(name) for entry in full]
-        base = [entry["contenders"]["FlowMap.fit"]["rate"] for entry in full]
-        if name == "FlowMap.fit":
-            texts = [f"**{cell['rate']:,.0f}**" for cell in cells]
-        else:
-            texts = [f"{fit / cell['rate']:.2f}" if cell else "" for cell, fit in zip(cells, base, strict=True)]
-        rows.append([name, *texts])
+def _training_table(races, shape):
+    """Return the rate of `fit` for ten members of a shape, and how many times as long each contender takes."""
+    chosen = [entry for entry in races if entry["shape"] == shape and entry["members"] == SHAPES[shape].members]
+    rows = [["", *(f"batch {entry['batch']:,}" for entry in chosen), "peak memory, MB"]]
+    for name, ratios in _ratios(chosen).items():
+        peak = max(entry["contenders"][name]["peak_mb"] for entry in chosen if name in entry["contenders"])
+        rows.append([name, *ratios, f"{peak:,.0f}"])
     return _rows(rows)
+
+
+def _members_table(races):
+    """Return the same for other ensemble sizes."""
+    chosen = [entry for entry in races if entry["members"] in MEMBERS]
+    head = ["", *(f"{entry['shape']}, {entry['members']}" for entry in chosen)]
+    return _rows([head, *([name, *ratios] for name, ratios in _ratios(chosen).items())])
+
+
+def _ratios(entries):
+    """Return each contender's times over those of `fit` as texts, and the rates of `fit` itself."""
+    table = {}
+    for name in dict.fromkeys(name for entry in entries for name in entry["contenders"]):
+        table[name] = []
+        for contestants in (entry["contenders"] for entry in entries):
+            rate, fit = contestants.get(name, {}).get("rate"), contestants["FlowMap.fit"]["rate"]
+            table[name].append("" if rate is None else f"**{rate:,.0f}**" if rate is fit else f"{fit / rate:.2f}")
+    return table
 
 
 def _growth_table(growths):

@@ -24,7 +24,7 @@ from fml_tf import optimizers
 from fml_tf._tensorflow import gpus, keras, tf
 
 #: Parts that an ensemble trains in at most, and the least members of one: each compiles a program of its own.
-MOST_PARTS, LEAST_MEMBERS = 4, 4
+MOST_PARTS, LEAST_MEMBERS = 4, 2
 
 _ENGINES = {}
 _LOCK = threading.RLock()  # an engine serves one model at a time

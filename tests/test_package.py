@@ -118,4 +118,4 @@ def test_the_tables_of_speed_are_those_of_the_committed_file(monkeypatch, tmp_pa
         for name in re.findall(r"<!-- ([\w-]+): begin -->\n<!-- \1: end -->", text):
             raise AssertionError(f"{page.name}: the table {name} is empty")
     fit = figures["training"][0]["contenders"]["FlowMap.fit"]
-    assert f"**{fit['rate']:,.0f}**" in speed.tables(figures)["training"]
+    assert f"**{fit['rate']:,.0f}**" in speed.tables(figures)["training-S"]
