@@ -21,7 +21,7 @@ demo: $(READY)
 	@$(BIN)/python -m fml_tf run 5.1.1 --preset quick
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -111,15 +111,19 @@ def compiled_step(bursts, shape):
 
     model = build(shape)
     feed = models._Feed(bursts, shape.batch)
-    order, rest = feed.order(0, model.member_ids, 0)
-    parts = [(engine, (feed.bursts, order[:, members], rest[members])) for engine, members in _engines.parts_of(model)]
+    order = feed.order(0, model.member_ids, 0)
 
-    def once():
-        _engines.run_parts(parts)
-        for engine, _ in parts:
-            engine.loss_tracker.total.numpy()  # waits for the end
+    def epoch():
+        with _engines.borrowed_parts(model) as parts:
 
-    return lambda: timed(once), shape.members
+            def once():
+                _engines.run_parts(parts, feed.bursts, *order)
+                for engine, _ in parts:
+                    engine.loss_tracker.total.numpy()  # waits for the end
+
+            return timed(once)
+
+    return epoch, shape.members
 
 
 # Others ------------------------------------------------------------------------------------------------------------

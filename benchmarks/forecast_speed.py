@@ -14,7 +14,7 @@ import numpy as np
 from contenders import median_seconds
 
 from fml_tf import models, results
-from fml_tf.models import keras, tf
+from fml_tf._tensorflow import keras, tf
 
 
 def main():

@@ -206,6 +206,14 @@ PARTS = {
 }
 
 
+def _merged(old, new):
+    """Return the figures of a part with those measured now in place of older ones of the same."""
+    if isinstance(new, dict):
+        return {**(old or {}), **new}
+    races = {(race["shape"], race["batch"], -race["members"]): race for race in [*(old or []), *new]}
+    return [races[key] for key in sorted(races)]
+
+
 def versions():
     """Return the versions of everything that takes part."""
     found = results.versions()
@@ -223,7 +231,7 @@ def tables(figures):
     made = {}
     if "training" in figures:
         races = figures["training"]
-        made |= {f"training-{name}": _training_table(races, name) for name in {entry["shape"] for entry in races}}
+        made |= {f"training-{name}": _training_table(races, name) for name in {race["shape"] for race in races}}
         made |= {"members": _members_table(races), "speed": _seconds_table(races)}
     if "growth" in figures:
         made["growth"] = _growth_table(figures["growth"])
@@ -241,13 +249,28 @@ def tables(figures):
 
 def _seconds_table(races):
     """Return seconds an epoch of ten members for the smallest shape, and how many times as long each takes."""
-    chosen = [entry for entry in races if entry["shape"] == "S" and entry["members"] == SHAPES["S"].members]
-    rows = [["", *(f"batch {entry['batch']:,}" for entry in chosen)]]
-    for name in chosen[0]["contenders"]:
-        runs = [(entry["contenders"][name], entry["contenders"]["FlowMap.fit"]) for entry in chosen]
-        texts = [f"{mine['seconds']:.2f} ({mine['seconds'] / fit['seconds']:.1f}×)" for mine, fit in runs]
+    chosen = _of_shape(races, "S")
+    rows = [_batches(chosen)]
+    for name, cells in _contenders(chosen).items():
+        texts = [f"{row['seconds']:.2f} ({row['seconds'] / fit['seconds']:.1f}×)" if row else "" for row, fit in cells]
         rows.append([f"**{name}**" if name == "FlowMap.fit" else name, *texts])
     return _rows(rows)
+
+
+def _of_shape(races, shape):
+    """Return the races of full ensembles of a shape."""
+    return [race for race in races if race["shape"] == shape and race["members"] == SHAPES[shape].members]
+
+
+def _batches(races):
+    return ["", *(f"batch {race['batch']:,}" for race in races)]
+
+
+def _contenders(races):
+    """Return each contender's rows of some races, None where it took no part, beside those of `fit`."""
+    names = dict.fromkeys(name for race in races for name in race["contenders"])
+    entered = [race["contenders"] for race in races]
+    return {name: [(rows.get(name), rows["FlowMap.fit"]) for rows in entered] for name in names}
 
 
 def _rows(rows):
@@ -257,30 +280,27 @@ def _rows(rows):
 
 def _training_table(races, shape):
     """Return the rate of `fit` for ten members of a shape, and how many times as long each contender takes."""
-    chosen = [entry for entry in races if entry["shape"] == shape and entry["members"] == SHAPES[shape].members]
-    rows = [["", *(f"batch {entry['batch']:,}" for entry in chosen), "peak memory, MB"]]
-    for name, ratios in _ratios(chosen).items():
-        peak = max(entry["contenders"][name]["peak_mb"] for entry in chosen if name in entry["contenders"])
-        rows.append([name, *ratios, f"{peak:,.0f}"])
+    chosen = _of_shape(races, shape)
+    rows = [[*_batches(chosen), "peak memory, MB"]]
+    for name, cells in _contenders(chosen).items():
+        peak = max(row["peak_mb"] for row, _ in cells if row)
+        rows.append([name, *_ratios(cells), f"{peak:,.0f}"])
     return _rows(rows)
 
 
 def _members_table(races):
     """Return the same for other ensemble sizes."""
-    chosen = [entry for entry in races if entry["members"] in MEMBERS]
-    head = ["", *(f"{entry['shape']}, {entry['members']}" for entry in chosen)]
-    return _rows([head, *([name, *ratios] for name, ratios in _ratios(chosen).items())])
+    chosen = [race for race in races if race["members"] in MEMBERS]
+    head = ["", *(f"{race['shape']}, {race['members']}" for race in chosen)]
+    return _rows([head, *([name, *_ratios(cells)] for name, cells in _contenders(chosen).items())])
 
 
-def _ratios(entries):
-    """Return each contender's times over those of `fit` as texts, and the rates of `fit` itself."""
-    table = {}
-    for name in dict.fromkeys(name for entry in entries for name in entry["contenders"]):
-        table[name] = []
-        for contestants in (entry["contenders"] for entry in entries):
-            rate, fit = contestants.get(name, {}).get("rate"), contestants["FlowMap.fit"]["rate"]
-            table[name].append("" if rate is None else f"**{rate:,.0f}**" if rate is fit else f"{fit / rate:.2f}")
-    return table
+def _ratios(cells):
+    """Return a contender's times over those of `fit` as texts, or the rates of `fit` itself."""
+    return [
+        "" if row is None else f"**{row['rate']:,.0f}**" if row is fit else f"{fit['rate'] / row['rate']:.2f}"
+        for row, fit in cells
+    ]
 
 
 def _growth_table(growths):
@@ -306,7 +326,7 @@ def write_page(page, figures):
     """Put into a page those of the tables that it has marks for."""
     text = page.read_text()
     results.write_tables(
-        page, {name: table for name, table in tables(figures).items() if f"<!-- {name}: begin -->" in text}
+        page, {name: table for name, table in tables(figures).items() if results.marks(name)[0] in text}
     )
 
 
@@ -320,7 +340,7 @@ def main():
     figures = json.loads(OUT.read_text()) if OUT.exists() else {}
     for part in args.parts or PARTS:
         if part != "tables":
-            figures[part] = PARTS[part](args)
+            figures[part] = _merged(figures.get(part), PARTS[part](args))
             figures |= {"versions": versions(), "cores": os.cpu_count()}
             text = json.dumps(figures, indent=1) + "\n"
             results.replace(OUT, lambda path, text=text: path.write_text(text))

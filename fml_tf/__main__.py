@@ -37,26 +37,32 @@ def run(benchmark, preset, parameters, out_dir):
 
 
 @main.command()
-@click.argument("benchmarks", nargs=-1)
+@click.argument("names", nargs=-1)
 @click.option("--force", is_flag=True, help="execute even what is not stale")
-def notebooks(benchmarks, force):
-    """Execute the committed notebooks that are stale, with the standard preset, one at a time."""
-    for benchmark in benchmarks or problems.PAPER:
+def notebooks(names, force):
+    """Execute the committed notebooks that are stale, one at a time: the benchmarks' with the standard preset, then
+    those on topics, for instance lorenz_judged."""
+    for name in names or [*problems.PAPER, *results.topics()]:
         try:
-            problem, notebook = problems.get(benchmark), results.notebook_of(benchmark)
+            notebook = results.notebook_of(name)
         except ValueError as error:
-            if benchmarks:
+            if names:
                 raise click.UsageError(str(error)) from error
-            click.echo(f"{benchmark}: {error}")
+            click.echo(f"{name}: {error}")
             continue
-        if not force and not results.is_stale(benchmark):
-            click.echo(f"{benchmark}: up to date")
+        if not force and not results.is_stale(name):
+            click.echo(f"{name}: up to date")
             continue
-        click.echo(f"{benchmark}: executing {notebook.name}")
-        folder = results.run_folder(problem).resolve()
+        click.echo(f"{name}: executing {notebook.name}")
+        if name in results.topics():
+            executed = results.run_folder(name) / notebook.name
+            _execute(notebook, executed, {})
+            results.commit_topic(name, executed)
+            continue
+        folder = results.run_folder(problems.get(name)).resolve()
         executed = folder / notebook.name
         _execute(notebook, executed, {})
-        results.commit_run(benchmark, executed, folder)
+        results.commit_run(name, executed, folder)
         _report(folder, executed)
 
 

@@ -4,7 +4,7 @@ XLA keeps a compiled program for as long as the process lives. Models that diffe
 which members, a plain learning rate) therefore run the programs of one of them, the engine, with their own state
 copied in: the second such model compiles nothing, and building models in a loop costs no memory. Each new structure
 (another network, optimiser or learning-rate schedule) does cost its programs. Copying some forty small arrays takes a
-millisecond or two a call.
+few milliseconds a call.
 
 On a CPU an ensemble trains in parts, an engine and a thread for each: threads that share nothing keep the cores busier
 than XLA does that splits one program between them.
@@ -14,6 +14,7 @@ its own engine and shares nothing.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -36,51 +37,58 @@ def borrowed(model):
     """Lend the engine of a model, with the model's state in it, to the block."""
     with _LOCK:
         engine = _of(model)
-        engine.copy_state(model)
+        _deal(model, [engine])
         yield engine
+
+
+@contextlib.contextmanager
+def borrowed_parts(model):
+    """Lend the engines that train a model, with their members' state in them: pairs of an engine and its members."""
+    with _LOCK:
+        whole = gpus or not model.jit_compile or _least_squares(model) or not _shares(model)
+        count = 1 if whole else max(1, min(_cores(), MOST_PARTS, model.members // LEAST_MEMBERS))
+        edges = [round(place * model.members / count) for place in range(count + 1)]
+        parts = [slice(*edge) for edge in itertools.pairwise(edges)]
+        engines = [_of(model, part.stop - part.start, place) for place, part in enumerate(parts)]
+        _deal(model, engines)
+        yield list(zip(engines, parts, strict=True))
 
 
 def train_epoch(model, bursts, order, rest):
     """Run `_train_epoch` of a model on an order of the bursts, `(step, member, batch)` and `(member, rest)`, in parts
     side by side; the model has the state that results. Should a part fail, the model is as it was before."""
-    with _LOCK:
-        parts = parts_of(model)
-        engines = [engine for engine, _ in parts]
-        if engines != [model]:
-            _deal(state(model), [state(engine) for engine in engines])
-        run_parts([(engine, (bursts, order[:, members], rest[members])) for engine, members in parts])
-        if engines != [model]:
-            _collect([state(engine) for engine in engines], state(model))
+    with borrowed_parts(model) as parts:
+        run_parts(parts, bursts, order, rest)
+        _collect([engine for engine, _ in parts], model)
 
 
-def parts_of(model):
-    """Return the engines that train a model, each with the members that are its part."""
-    whole = gpus or not model.jit_compile or _least_squares(model)
-    count = 1 if whole or not _shares(model) else max(1, min(_cores(), MOST_PARTS, model.members // LEAST_MEMBERS))
-    edges = [round(place * model.members / count) for place in range(count + 1)]
-    parts = [slice(*edge) for edge in itertools.pairwise(edges)]
-    return [(_of(model, part.stop - part.start, place), part) for place, part in enumerate(parts)]
-
-
-def run_parts(parts):
-    """Run `_train_epoch` of engines with their arguments, each in a thread, and wait for all of them."""
-    jobs = [
-        (program(engine, "_train_epoch", jit_compile=not _least_squares(engine)), arguments)
-        for engine, arguments in parts
-    ]
-    if len(jobs) == 1:
-        jobs[0][0](*jobs[0][1])
+def run_parts(parts, bursts, order, rest):
+    """Run `_train_epoch` of the engines of `borrowed_parts`, each in a thread, and wait for all of them."""
+    if len(parts) == 1:
+        engine = parts[0][0]
+        program(engine, "_train_epoch", jit_compile=not _least_squares(engine))(bursts, order, rest)
         return
-    running = [THREADS.submit(run, *arguments) for run, arguments in jobs]
+    jobs = [_job(parts, engine, (bursts, order[:, members], rest[members])) for engine, members in parts]
+    running = [THREADS.submit(job) for job in jobs]
     try:
-        for job in running:
-            job.result()
+        for result in running:
+            result.result()
     except BaseException:
         kept = _ENGINES.copy()
         _ENGINES.clear()  # a second interrupt while waiting leaves the engines to their threads
         futures.wait(running)
         _ENGINES.update(kept)
         raise
+
+
+def _job(parts, engine, arguments):
+    """Return the call of `_train_epoch` for one part. Parts of one size run the program of the first of them, with
+    variables of their own in place of those it captured: it is compiled once."""
+    first = next(other for other, _ in parts if other.members == engine.members)
+    trained = program(first, "_train_epoch").get_concrete_function(*arguments)
+    own = {id(theirs.handle): mine.handle for theirs, mine in zip(state(first), state(engine), strict=True)}
+    captured = tuple(own.get(id(handle), handle) for handle in trained.captured_inputs)
+    return functools.partial(trained._call_flat, arguments, captured)  # no public way to it
 
 
 def _least_squares(model):
@@ -137,33 +145,38 @@ def state(model):
     return [variable.value for variable in (*model.variables, *model.loss_tracker.variables, *optimizer)]
 
 
-@tf.function(autograph=False)
-def copy(sources, targets):
-    """Assign variables to others of the same shapes in one call: one by one, they would take ten times as long."""
-    for source, target in zip(sources, targets, strict=True):
-        target.assign(source)
+def _deal(model, engines):
+    """Give the engines of a model its state, each that of its members."""
+    if engines != [model]:
+        _split([state(engine) for engine in engines], state(model))
+
+
+def _collect(engines, model):
+    """Give a model the state of its engines: the reverse of `_deal`."""
+    if engines != [model]:
+        _join([state(engine) for engine in engines], state(model))
 
 
 @tf.function(autograph=False)
-def _deal(whole, parts):
-    """Assign an ensemble's variables to those of its parts: to each its members, along the first axis, and what all
-    members share."""
+def _split(parts, whole):
+    """Assign variables to those of the parts: along the first axis to each its members', whole what all share. In one
+    call, since one by one they would take ten times as long."""
     for source, *targets in zip(whole, *parts, strict=True):
         start = 0
         for target in targets:
             shared = source.shape == target.shape
             target.assign(source if shared else source[start : start + target.shape[0]])
-            start += 0 if shared else target.shape[0]
+            start += target.shape[0] if target.shape.rank else 0
 
 
 @tf.function(autograph=False)
-def _collect(parts, whole):
-    """Assign the variables of all parts to those of the ensemble: the reverse of `_deal`."""
+def _join(parts, whole):
+    """Assign the variables of all parts to the whole's: the reverse of `_split`."""
     for target, *sources in zip(whole, *parts, strict=True):
         target.assign(sources[0] if sources[0].shape == target.shape else tf.concat(sources, axis=0))
 
 
-for function in (copy, _deal, _collect):
+for function in (_split, _join):
     function._omit_frequent_tracing_warning = True  # traced once for each structure
 
 

@@ -45,7 +45,7 @@ class MemberDense(keras.layers.Layer):
 
     def call(self, inputs):
         """Return the layer's outputs `(member, units, batch)` for inputs `(member or 1, feature, batch)`."""
-        return affine(self.kernel, self.bias, inputs)
+        return affine(inputs, self.kernel, self.bias)
 
     def compute_output_shape(self, input_shape):
         return (len(self.member_ids), self.units, input_shape[2])
@@ -56,7 +56,7 @@ class MemberDense(keras.layers.Layer):
         return {**super().get_config(), **own, "kernel_initializer": initializer}
 
 
-def affine(kernel, bias, inputs, known=0):
+def affine(inputs, kernel, bias, known=0):
     """Return W h + b of every member, `(member, out, batch)`, with a backward pass in the shapes XLA does best.
 
     The first `known` features of the inputs are data, which no gradient goes to. On a CPU, contracting the first axis

@@ -192,9 +192,9 @@ class FlowMap(keras.Model):
         """
         *hidden_layers, output_layer = network or self.network()
         hidden = window
-        for kernel, bias, *known in hidden_layers:
-            hidden = self.activation(_layers.affine(kernel, bias, hidden, *known))
-        output = _layers.affine(*output_layer, hidden)
+        for layer in hidden_layers:
+            hidden = self.activation(_layers.affine(hidden, *layer))
+        output = _layers.affine(hidden, *output_layer)
         if self.normalization:
             scale, mean = (tf.cast(variable, output.dtype) for variable in (self.output_scale, self.output_mean))
             output = output * scale + mean
@@ -209,14 +209,14 @@ class FlowMap(keras.Model):
     def unroll(self, window, steps, network=None):
         """Roll every member out on its own states: `(member, steps, state, batch)` from windows `(member, (n_M + 1)
         state, batch)`. A gradient goes to the network, not to the window."""
-        network = network or self.network()
+        window, network = tf.stop_gradient(window), network or self.network()
         if steps <= self.unroll_limit:
-            (kernel, bias), *layers = network
-            history, states = tf.stop_gradient(window), []
+            first, *others = network
+            states = []
             for step in range(steps):
-                known = max(history.shape[1] - step * self.state_dim, 0)
-                entries = [history[:, -known:]] * (known > 0) + states[-self.memory_steps - 1 :]
-                states.append(self.advance(tf.concat(entries, axis=1), [(kernel, bias, known), *layers]))
+                known = max(window.shape[1] - step * self.state_dim, 0)  # features that are data
+                entries = [window[:, -known:]] * (known > 0) + states[-self.memory_steps - 1 :]
+                states.append(self.advance(tf.concat(entries, axis=1), [(*first, known), *others]))
             return tf.stack(states, axis=1)
 
         def body(step, window, states):
@@ -402,11 +402,6 @@ class FlowMap(keras.Model):
         self.predict_function = lambda batches: tf.concat(
             [tf.transpose(self._roll(_to_lanes(batch), 1, FORECAST_CHUNKS[0])[1][0, 0]) for batch in batches], axis=0
         )
-
-    def copy_state(self, other):
-        """Take over the values of a model of the same structure: weights, scales, optimiser and trackers."""
-        if other is not self:
-            _engines.copy(_engines.state(other), _engines.state(self))
 
     def fit(
         self,
@@ -657,18 +652,23 @@ class FlowMap(keras.Model):
 
     # Members, files ------------------------------------------------------------------------------------------
 
-    def member(self, index: int) -> "FlowMap":
-        """Return one member as a model of its own, not compiled.
+    def member(self, index: int | slice) -> "FlowMap":
+        """Return one member, or some of them, as a model of its own, not compiled.
 
         Args:
-            index: position in this model, 0 to members - 1.
+            index: position in this model, 0 to members - 1, or a slice of positions.
+
+        Raises:
+            ValueError: for a position that this model does not hold, or a slice of none.
         """
-        if not isinstance(index, int | np.integer) or not 0 <= index < self.members:
+        known = isinstance(index, int | np.integer) and 0 <= index < self.members
+        chosen = slice(index, index + 1) if known else index
+        if not isinstance(chosen, slice) or not self.member_ids[chosen]:
             raise ValueError(f"member({index!r}): this model holds members 0 to {self.members - 1}.")
-        alone = self._like(slice(index, index + 1))
-        for mine, its in zip(self._best(), alone._best(), strict=True):
-            its.assign(mine[index : index + 1])
-        return alone
+        some = self._like(chosen)
+        for mine, its in zip(self._best(), some._best(), strict=True):
+            its.assign(mine[chosen])
+        return some
 
     def without_optimizer(self) -> "FlowMap":
         """Return the same ensemble, not compiled and without its best weights: what is left to forecast with."""

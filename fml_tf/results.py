@@ -36,15 +36,16 @@ def run_folder(problem, out_dir: str | None = None) -> pathlib.Path:
     """Return the folder that a run writes to, made if needed.
 
     Args:
-        problem: the benchmark's record.
-        out_dir: a folder of your choice; None for `runs/<benchmark>-<preset>` in the repository, or below the
+        problem: the benchmark's record, or a topic's name.
+        out_dir: a folder of your choice; None for `runs/<benchmark>-<preset>`, or `runs/<topic>`, in the repository, or below the
             current folder where the package is installed without one.
 
     Raises:
         ValueError: if it cannot be made or written to.
     """
     base = ROOT if (ROOT / "notebooks").is_dir() else pathlib.Path.cwd()
-    folder = pathlib.Path(out_dir).expanduser() if out_dir else base / "runs" / f"{problem.id}-{problem.preset}"
+    name = problem if isinstance(problem, str) else f"{problem.id}-{problem.preset}"
+    folder = pathlib.Path(out_dir).expanduser() if out_dir else base / "runs" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -113,7 +114,7 @@ def write_metrics(folder, values: dict) -> pathlib.Path:
 
 def read_metrics(folder) -> dict:
     """Return the values of a folder's `metrics.json`."""
-    return json.loads((pathlib.Path(folder) / "metrics.json").read_text())
+    return _read(pathlib.Path(folder) / "metrics.json")
 
 
 def write_figure(folder, name: str, figure) -> pathlib.Path:
@@ -144,52 +145,55 @@ def committed(benchmark: str, preset: str = "standard") -> pathlib.Path:
     return ROOT / "results" / preset / f"{benchmark}.json"
 
 
-def notebook_of(benchmark: str) -> pathlib.Path:
-    """Return the path of a benchmark's notebook.
+def topics() -> list[str]:
+    """Return the names of the notebooks on topics, which examine what the benchmarks' notebooks have learnt."""
+    return sorted(path.stem for path in (ROOT / "notebooks" / "topics").glob("*.ipynb"))
+
+
+def notebook_of(name: str) -> pathlib.Path:
+    """Return the path of a benchmark's notebook, or of a topic's.
 
     Raises:
-        ValueError: for an unknown benchmark, or an installation without notebooks.
+        ValueError: for an unknown name, or an installation without notebooks.
     """
-    problems.get(benchmark)
-    found = sorted((ROOT / "notebooks").glob(benchmark.replace(".", "_") + "_*.ipynb"))
+    if name in topics():
+        return ROOT / "notebooks" / "topics" / f"{name}.ipynb"
+    problems.get(name)
+    found = sorted((ROOT / "notebooks").glob(name.replace(".", "_") + "_*.ipynb"))
     if not found:
         raise ValueError(
-            f"no notebook of {benchmark} at {ROOT / 'notebooks'}: clone the repository and install it with "
+            f"no notebook of {name} at {ROOT / 'notebooks'}: clone the repository and install it with "
             "'pip install -e .'."
         )
     return found[0]
 
 
-def source_hash(benchmark: str, preset: str = "standard") -> str:
-    """Return a hash of what decides a notebook's numbers: its code cells, its record, and `NUMERICS`.
+def source_hash(name: str) -> str:
+    """Return a hash of what decides a notebook's numbers: its code cells, `NUMERICS`, and the benchmark's standard
+    record or, for a topic, the ensembles of all benchmarks.
 
     Of the record, what is not a default: an option that is added later makes nothing stale.
     """
-    cells = json.loads(notebook_of(benchmark).read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    record = _plain(problems.get(benchmark, preset).choices())
-    return hashlib.sha256(json.dumps([code, record, NUMERICS]).encode()).hexdigest()[:16]
+    code = ["".join(cell["source"]) for cell in _read(notebook_of(name))["cells"] if cell["cell_type"] == "code"]
+    if name in topics():
+        decided = [_read(committed(benchmark)).get("source") for benchmark in problems.PAPER]
+    else:
+        decided = _plain(problems.get(name).choices())
+    return hashlib.sha256(json.dumps([code, decided, NUMERICS]).encode()).hexdigest()[:16]
 
 
-def is_stale(benchmark: str) -> bool:
+def is_stale(name: str) -> bool:
     """Say whether a committed notebook was executed with other code, another record, or other numerics."""
-    path = committed(benchmark)
-    return not path.exists() or json.loads(path.read_text()).get("source") != source_hash(benchmark)
+    if name in topics():
+        return _read(notebook_of(name))["metadata"].get("source") != source_hash(name)
+    return not committed(name).exists() or _read(committed(name)).get("source") != source_hash(name)
 
 
 def commit_run(benchmark: str, executed, folder) -> None:
     """Put an executed standard notebook, and its metrics with the source hash, where the committed ones stand."""
-    notebook = json.loads(pathlib.Path(executed).read_text())
-    notebook["metadata"].pop("papermill", None)
-    for cell in notebook["cells"]:
-        for name in ("papermill", "execution"):
-            cell["metadata"].pop(name, None)
-    notebook["metadata"]["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    values = read_metrics(folder)
-    target = committed(benchmark)
+    values, target = read_metrics(folder), committed(benchmark)
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-    replace(notebook_of(benchmark), lambda part: part.write_text(text))
+    _commit_notebook(benchmark, executed)
     values["source"] = source_hash(benchmark)
     replace(target, lambda part: part.write_text(_json(values)))
     replace(target.with_suffix(".keras"), lambda part: shutil.copy(pathlib.Path(folder) / "model.keras", part))
@@ -198,8 +202,25 @@ def commit_run(benchmark: str, executed, folder) -> None:
         replace(target.with_name(f"{benchmark}-{name}.png"), lambda part, figure=figure: shutil.copy(figure, part))
 
 
-#: The README's table stands between these two lines; those of other pages likewise, by other names.
-TABLE_MARKS = ("<!-- results: begin -->", "<!-- results: end -->")
+def commit_topic(name: str, executed) -> None:
+    """Put an executed notebook on a topic, with its source hash, where the committed one stands."""
+    _commit_notebook(name, executed, source=source_hash(name))
+
+
+def _commit_notebook(name, executed, **metadata):
+    notebook = _read(executed)
+    notebook["metadata"].pop("papermill", None)
+    for cell in notebook["cells"]:
+        for key in ("papermill", "execution"):
+            cell["metadata"].pop(key, None)
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook["metadata"] |= {"kernelspec": kernel, **metadata}
+    text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    replace(notebook_of(name), lambda part: part.write_text(text))
+
+
+def _read(path):
+    return json.loads(pathlib.Path(path).read_text())
 
 
 def table(preset: str = "standard") -> str:
@@ -212,7 +233,7 @@ def table(preset: str = "standard") -> str:
     for benchmark, record in problems.PAPER.items():
         path = committed(benchmark, preset)
         if path.exists():
-            rows.append(_row(record, json.loads(path.read_text())))
+            rows.append(_row(record, _read(path)))
     return "\n".join(rows)
 
 
@@ -245,20 +266,25 @@ def update_readme() -> pathlib.Path:
     return path
 
 
+def marks(name: str) -> tuple[str, str]:
+    """Return the two lines of a Markdown page between which a generated table stands."""
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
 def write_tables(path, tables: dict[str, str]) -> None:
-    """Write generated tables into a Markdown page, each between the two marks of its name.
+    """Write generated tables into a Markdown page, each between the marks of its name.
 
     Raises:
         ValueError: if marks are missing.
     """
     text = path.read_text()
     for name, content in tables.items():
-        marks = [mark.replace("results", name) for mark in TABLE_MARKS]
-        if any(text.count(mark) != 1 for mark in marks):
-            raise ValueError(f"{path} lacks the lines {marks[0]} and {marks[1]}, where the table belongs.")
-        before, rest = text.split(marks[0])
-        after = rest.split(marks[1])[1]
-        text = f"{before}{marks[0]}\n{content}\n{marks[1]}{after}"
+        begin, end = marks(name)
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"{path} lacks the lines {begin} and {end}, where the table belongs.")
+        before, rest = text.split(begin)
+        after = rest.split(end)[1]
+        text = f"{before}{begin}\n{content}\n{end}{after}"
     replace(path, lambda part: part.write_text(text))
 
 

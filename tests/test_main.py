@@ -75,7 +75,7 @@ def test_without_arguments_every_benchmark_gets_a_line(invoke, monkeypatch):
 
 
 def test_results_are_gathered_into_the_readme(invoke, tmp_path, monkeypatch):
-    (tmp_path / "README.md").write_text("\n".join(["top", *results.TABLE_MARKS]))
+    (tmp_path / "README.md").write_text("\n".join(["top", *results.marks("results")]))
     monkeypatch.setattr(results, "table", lambda: "| the table |")
     monkeypatch.setattr(results, "ROOT", tmp_path)
     assert invoke("results").exit_code == 0

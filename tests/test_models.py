@@ -223,6 +223,17 @@ def test_member_is_a_model_of_its_own(bursts, compiled, members, state_dim, tmp_
         model.save(tmp_path / "model.keras")
 
 
+def test_some_members_are_an_ensemble(bursts, compiled):
+    model, history = compiled(members=4), bursts(10)[:, :1]
+    some = model.member(slice(1, 3))
+    assert some.member_ids == (1, 2)
+    expected = model.forecast(history, 1, average=None)[1:3].mean(axis=0)
+    np.testing.assert_allclose(some.forecast(history, 1), expected, rtol=1e-6)
+    for none in (slice(4, 6), slice(2, 2), "1", -1):
+        with pytest.raises(ValueError, match="members 0 to 3"):
+            model.member(none)
+
+
 def test_a_model_that_was_never_compiled_saves_and_loads(bursts, compiled, tmp_path):
     model = compiled(members=4).member(1)
     model.save(tmp_path / "member.keras")
@@ -456,22 +467,22 @@ def test_a_part_that_fails_leaves_the_model_as_it_was(bursts, compiled, in_parts
     in_parts(2)
     model, data = compiled(members=4, hidden=(3,)), bursts(20)
     model.fit(data, epochs=1, **REPEATED)
-    before, program = [v.numpy() for v in model._weights_of_members()], _engines.program
+    before, job = [v.numpy() for v in model._weights_of_members()], _engines._job
     engines = dict(_engines._ENGINES)
 
-    def failing(engine, name, **options):
-        run = program(engine, name, **options)
+    def failing(parts, engine, arguments):
+        run = job(parts, engine, arguments)
 
-        def fail(*arguments):
-            run(*arguments)
+        def fail():
+            run()
             raise MemoryError("no room")
 
-        return fail if engine is list(engines.values())[1] else run
+        return fail if engine is parts[1][0] else run
 
-    monkeypatch.setattr(_engines, "program", failing)
-    with pytest.raises(MemoryError, match="no room"):
-        model.fit(data, epochs=1, **REPEATED)
-    monkeypatch.setattr(_engines, "program", program)
+    with monkeypatch.context() as change:
+        change.setattr(_engines, "_job", failing)
+        with pytest.raises(MemoryError, match="no room"):
+            model.fit(data, epochs=1, **REPEATED)
     for weight, start in zip(model._weights_of_members(), before, strict=True):
         np.testing.assert_array_equal(weight, start)
     assert engines == _engines._ENGINES
