@@ -37,8 +37,8 @@ def run_folder(problem, out_dir: str | None = None) -> pathlib.Path:
 
     Args:
         problem: the benchmark's record, or a topic's name.
-        out_dir: a folder of your choice; None for `runs/<benchmark>-<preset>`, or `runs/<topic>`, in the repository, or below the
-            current folder where the package is installed without one.
+        out_dir: a folder of your choice; None for `runs/<benchmark>-<preset>`, or `runs/<topic>`, in the repository,
+            or below the current folder where the package is installed without one.
 
     Raises:
         ValueError: if it cannot be made or written to.
