@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,8 +23,8 @@ class MemoryChoice:
         memory_time: T_M = n_M Δ, in the units of the time step, or None.
         tolerance: how close two forecasts had to be.
         table: one dictionary a trained n_M: `memory_steps`, `memory_time`, `error` (of its forecast against the
-            truth) and `change` (against the forecast of the n_M before it), both relative to the deviation of the
-            data and averaged over trajectories and steps, and `seconds` of its training.
+            truth) and `change` (against the forecast of the n_M before it), both averaged over steps, of the median
+            trajectory, and relative to the deviation of the data, and `seconds` of its training.
     """
 
     memory_steps: int | None
@@ -56,8 +57,8 @@ def choose_memory(
         steps: steps of the forecasts that are compared: long, but for a chaotic system no longer than forecasts can
             agree, a few Lyapunov times.
         grid: numbers of memory steps to try, rising.
-        tolerance: forecasts agree if the mean l2 distance between them is below this fraction of the norm of the
-            data's deviations.
+        tolerance: forecasts agree if the mean l2 distance between them, for the median trajectory, is below this
+            fraction of the norm of the data's deviations.
         multi_steps, n_bursts: K, and bursts taken from each trajectory, for training.
         train: a function from (bursts, memory_steps, seed) to a model with `forecast(history, steps)`: by default
             `train_network`; `fit_polynomial` takes seconds.
@@ -98,7 +99,9 @@ def choose_memory(
         bursts = data.cut_bursts(rest, memory_steps=n, multi_steps=multi_steps, n_bursts=n_bursts, seed=seed)
         model = train(bursts, n, seed)
         seconds = time.perf_counter() - start
-        before, forecast = forecast, model.forecast(held_out[:, grid[-1] - n : grid[-1] + 1], int(steps))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of forecasts that run away: the table shows them
+            before, forecast = forecast, model.forecast(held_out[:, grid[-1] - n : grid[-1] + 1], int(steps))
         row = {"memory_steps": n, "memory_time": n * time_step, "error": _distance(forecast, truth) / scale}
         row |= {"change": None if before is None else _distance(forecast, before) / scale, "seconds": seconds}
         table.append(row)
@@ -110,10 +113,10 @@ def choose_memory(
 
 
 def _distance(a, b):
-    """Return the mean l2 distance of two forecasts; infinite if one ran away."""
+    """Return the mean l2 distance of two forecasts, of the median trajectory: one that runs away is one among all."""
     with np.errstate(over="ignore", invalid="ignore"):
-        distance = np.linalg.norm(np.asarray(a, "float64") - b, axis=-1).mean()
-    return float(distance) if np.isfinite(distance) else np.inf
+        distances = np.linalg.norm(np.asarray(a, "float64") - b, axis=-1).mean(axis=1)
+    return float(np.median(np.where(np.isfinite(distances), distances, np.inf)))
 
 
 def train_network(bursts, memory_steps: int, seed: int = 0, *, members: int = 2, steps: int = 3000):
@@ -144,11 +147,22 @@ def train_network(bursts, memory_steps: int, seed: int = 0, *, members: int = 2,
     return model
 
 
-def fit_polynomial(bursts, memory_steps: int, seed: int = 0, *, degree: int = 3, most_axes: int | None = 6):
-    """Fit a polynomial flow map to bursts; `seed` is not used."""
-    return polynomials.PolynomialFlowMap(
+def fit_polynomial(
+    bursts, memory_steps: int, seed: int = 0, *, degree: int = 3, most_axes: int | None = 6, noise: float = 0.0
+):
+    """Fit a polynomial flow map to bursts.
+
+    Args:
+        bursts: `(sample, n_M + K + 2, state)`.
+        memory_steps: n_M.
+        seed: seed of the noise.
+        degree, most_axes: see `PolynomialFlowMap`.
+        noise: on the histories, see `data.add_noise`; a chaotic system of which a part is hidden wants some 1e-5.
+    """
+    model = polynomials.PolynomialFlowMap(
         bursts.shape[-1], memory_steps=memory_steps, degree=degree, most_axes=most_axes
-    ).fit(bursts)
+    )
+    return model.fit(data.add_noise(bursts, noise, memory_steps=memory_steps, seed=seed))
 
 
 def observability_steps(propagator, observed: Sequence[int]) -> int | None:

@@ -26,7 +26,8 @@ def l2_error(prediction, truth) -> np.ndarray:
         )
     if not np.isfinite(truth).all():
         raise ValueError("truth holds NaN or infinite values: leave those trajectories out.")
-    return np.linalg.norm(prediction - truth, axis=-1)
+    with np.errstate(over="ignore", invalid="ignore"):  # of forecasts that run away
+        return np.linalg.norm(prediction - truth, axis=-1)
 
 
 def persistence(history, steps: int) -> np.ndarray:

@@ -12,6 +12,13 @@ def test_l2_error_is_the_norm_over_the_state():
     np.testing.assert_array_equal(metrics.l2_error(prediction, truth), np.full((2, 3), 5.0))
 
 
+@pytest.mark.filterwarnings("error")
+def test_l2_error_of_a_forecast_that_ran_away_is_not_finite_and_quiet():
+    prediction = np.array([[[1e200, 0.0], [np.inf, 0.0], [np.nan, 1.0], [1.0, 0.0]]])
+    errors = metrics.l2_error(prediction, np.zeros((1, 4, 2)))
+    assert np.isfinite(errors).tolist() == [[False, False, False, True]]
+
+
 def test_persistence_repeats_the_last_entry():
     history = np.arange(12.0).reshape(2, 3, 2)
     np.testing.assert_array_equal(metrics.persistence(history, 4), np.tile(history[:, -1:], (1, 4, 1)))

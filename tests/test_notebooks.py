@@ -115,3 +115,39 @@ def test_papermill_keeps_the_parameters_tag_and_takes_values(path, tmp_path):
     values = results.read_metrics(out)
     assert values["parameters"]["epochs"] == 3
     assert len(values["loss_final"]) == 1
+
+
+#: Parameters that make the notebooks on topics short, and a line that each must still print.
+TOPICS = {
+    "choosing_memory": (
+        {"trajectories": 100, "longest": 3, "training_steps": 300, "members": 1},
+        r"5\.1\.2: the state is decided by 1 past entry",
+    ),
+    "ensembles_examined": ({"n_test": 5, "lorenz_steps": 300}, r"5\.1\.1 +\d\.\de-05( +\d\.\de-05){4}\n"),
+    "lorenz_judged": (
+        {"trajectories": 5, "steps": 3000, "exponent_steps": 500},
+        r"5\.4\.1, attractor +[6-9]\.\d +0\.\d\d +0\.\d+ +\d\.\d+ +100 +[01]\.\d+\n",
+    ),
+    "polynomials": (
+        {
+            "n_trajectories": 300, "n_test": 5, "n_validation": 5, "lorenz_steps": 300, "fit_bursts": 500,
+            "most_terms": 60,
+        },
+        r"5\.1\.1 +\d\.\de-05 +\d\.\de-1\d ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", results.topics())
+def test_topic_runs_with_few_trajectories(name, tmp_path):
+    parameters, line = TOPICS[name]
+    path = results.notebook_of(name)
+    declared = papermill.inspect_notebook(path)
+    assert set(parameters) <= set(declared)
+    assert all(entry["help"] and entry["inferred_type_name"] for entry in declared.values())
+    executed = papermill.execute_notebook(
+        path, tmp_path / path.name, parameters, kernel_name="python3", cwd=tmp_path, progress_bar=False
+    )
+    outputs = [output for cell in code_cells(executed) for output in cell.outputs]
+    assert re.search(line, "".join(o.get("text", "") for o in outputs if o.output_type == "stream"))
+    assert sum("image/png" in o.get("data", {}) for o in outputs) >= 2

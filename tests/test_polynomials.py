@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fml_tf import data, metrics, polynomials, problems
+from fml_tf import data, metrics, polynomials, problems, systems
 
 LINEAR = {"5.1.1": 1e-12, "5.2.1": 1e-12, "5.1.2": 1e-10, "5.2.2": 1e-10, "5.5.1": 1e-10}
 
@@ -69,6 +69,32 @@ def test_memory_sees_what_a_partly_observed_system_hides():
         model = polynomials.PolynomialFlowMap(2, memory_steps=10, degree=degree, most_axes=5).fit(bursts)
         errors[degree] = metrics.l2_error(model.forecast(history, problem.horizon), truth).mean()
     assert errors[3] < errors[1] / 5
+
+
+def valid(problem, model, history, truth):
+    """Return the median valid prediction time of a Lorenz benchmark in Lyapunov times."""
+    forecast = model.forecast(history, truth.shape[1])
+    reached = metrics.valid_prediction_time(forecast, truth, time_step=problem.time_step)
+    return systems.LORENZ_EXPONENT * np.median(reached)
+
+
+@pytest.mark.parametrize(("spin_up", "least"), [(20.0, 10), (0.0, 17)])
+def test_degree_four_follows_the_lorenz_system(spin_up, least):
+    problem, bursts, history, truth = bursts_and_test("5.4.1", spin_up, n_trajectories=1500, horizon=2500)
+    model = polynomials.PolynomialFlowMap(3, degree=4).fit(bursts)
+    assert model.terms == 35
+    assert valid(problem, model, history, truth) > least
+
+
+@pytest.mark.filterwarnings("ignore:.*turned non-finite:RuntimeWarning")
+def test_noise_on_histories_keeps_a_hidden_variable_predictable():
+    problem, bursts, history, truth = bursts_and_test("5.4.2", 20.0, n_trajectories=1500, horizon=1500)
+    reached = {}
+    for noise in (0.0, 1e-5):
+        noisy = data.add_noise(bursts, noise, memory_steps=10)
+        model = polynomials.PolynomialFlowMap(2, memory_steps=10, degree=5, most_axes=5).fit(noisy)
+        reached[noise] = valid(problem, model, history, truth)
+    assert reached[1e-5] > 4 > 2 > reached[0.0], reached
 
 
 def test_save_and_load_forecast_the_same(tmp_path):

@@ -93,6 +93,30 @@ def test_text_makes_nothing_stale_but_code_record_and_numerics_do(checkout, monk
     assert results.is_stale("5.1.1")
 
 
+def test_topic_is_stale_when_its_code_or_an_ensemble_changes(checkout):
+    name = results.topics()[0]
+    assert not results.is_stale(name)
+    metrics = checkout / "results/standard/5.4.1.json"
+    text = metrics.read_text()
+    metrics.write_text(json.dumps({**json.loads(text), "source": "another"}))
+    assert results.is_stale(name)
+    metrics.write_text(text)
+    path = results.notebook_of(name)
+    notebook = json.loads(path.read_text())
+    next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")["source"] = ["x = 1"]
+    notebook["metadata"]["papermill"] = {"input_path": "/somewhere"}
+    path.write_text(json.dumps(notebook))
+    assert results.is_stale(name)
+    results.commit_topic(name, path)
+    assert not results.is_stale(name)
+    assert "papermill" not in json.loads(path.read_text())["metadata"]
+
+
+def test_committed_topics_are_fresh():
+    assert results.topics()
+    assert not [name for name in results.topics() if results.is_stale(name)], "run make notebooks"
+
+
 def test_committing_a_run_cleans_the_notebook_and_records_its_source(checkout, values):
     notebook = json.loads(results.notebook_of("5.1.1").read_text())
     notebook["metadata"]["papermill"] = {"input_path": "/somewhere"}
