@@ -99,10 +99,11 @@ def test_notebook_runs_with_quick_under_nbval(path, tmp_path):
     assert len(list((tmp_path / "out").glob("*.png"))) >= 3
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=ids)
-def test_papermill_keeps_the_parameters_tag_and_takes_values(path, tmp_path):
-    """Run through the command line, as a user would, with one parameter changed and a folder with a space."""
-    out, benchmark = tmp_path / "my run", ".".join(path.stem.split("_")[:3])
+@pytest.mark.parametrize("benchmark", ["5.1.1", "5.3.2", "5.4.3"])
+def test_papermill_keeps_the_parameters_tag_and_takes_values(benchmark, tmp_path):
+    """Run through the command line, as a user would, with one parameter changed and a folder with a space: one
+    notebook of each kind, since all of them run under nbval."""
+    out = tmp_path / "my run"
     command = [sys.executable, "-m", "fml_tf", "run", benchmark, "--preset", "quick", "--out", str(out)]
     options = ["-p", "epochs", "3", "-p", "n_trajectories", "200", "-p", "members", "1"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=600, env={**os.environ})
@@ -125,7 +126,7 @@ TOPICS = {
     ),
     "ensembles_examined": ({"n_test": 5, "lorenz_steps": 300}, r"5\.1\.1 +\d\.\de-05( +\d\.\de-05){4}\n"),
     "lorenz_judged": (
-        {"trajectories": 5, "steps": 3000, "exponent_steps": 500},
+        {"trajectories": 5, "steps": 6000, "exponent_steps": 500},
         r"5\.4\.1, attractor +[6-9]\.\d +0\.\d\d +0\.\d+ +\d\.\d+ +100 +[01]\.\d+\n",
     ),
     "polynomials": (
