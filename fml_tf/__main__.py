@@ -54,14 +54,13 @@ def notebooks(names, force):
             click.echo(f"{name}: up to date")
             continue
         click.echo(f"{name}: executing {notebook.name}")
-        if name in results.topics():
-            executed = results.run_folder(name) / notebook.name
-            _execute(notebook, executed, {})
-            results.commit_topic(name, executed)
-            continue
-        folder = results.run_folder(problems.get(name)).resolve()
+        topic = name in results.topics()
+        folder = results.run_folder(name if topic else problems.get(name)).resolve()
         executed = folder / notebook.name
         _execute(notebook, executed, {})
+        if topic:
+            results.commit_topic(name, executed)
+            continue
         results.commit_run(name, executed, folder)
         _report(folder, executed)
 

@@ -71,8 +71,8 @@ def run_parts(parts, bursts, order, rest):
     jobs = [_job(parts, engine, (bursts, order[:, members], rest[members])) for engine, members in parts]
     running = [THREADS.submit(job) for job in jobs]
     try:
-        for result in running:
-            result.result()
+        for part in running:
+            part.result()
     except BaseException:
         kept = _ENGINES.copy()
         _ENGINES.clear()  # a second interrupt while waiting leaves the engines to their threads
@@ -85,10 +85,10 @@ def _job(parts, engine, arguments):
     """Return the call of `_train_epoch` for one part. Parts of one size run the program of the first of them, with
     variables of their own in place of those it captured: it is compiled once."""
     first = next(other for other, _ in parts if other.members == engine.members)
-    trained = program(first, "_train_epoch").get_concrete_function(*arguments)
+    epoch = program(first, "_train_epoch").get_concrete_function(*arguments)
     own = {id(theirs.handle): mine.handle for theirs, mine in zip(state(first), state(engine), strict=True)}
-    captured = tuple(own.get(id(handle), handle) for handle in trained.captured_inputs)
-    return functools.partial(trained._call_flat, arguments, captured)  # no public way to it
+    captured = tuple(own.get(id(handle), handle) for handle in epoch.captured_inputs)
+    return functools.partial(epoch._call_flat, arguments, captured)  # TensorFlow has no public way to it
 
 
 def _least_squares(model):

@@ -7,7 +7,7 @@ from scipy import fft, signal, spatial, stats
 def l2_error(prediction, truth) -> np.ndarray:
     """Return the absolute l2 error of each predicted state, `(trajectory, time)`.
 
-    e_ij = || prediction_ij - truth_ij ||_2, in the data's units, over the state.
+    e_ij = || prediction_ij - truth_ij ||_2, in the data's units, over the state; infinite where a forecast ran away.
 
     Args:
         prediction: predicted steps, `(trajectory, time, state)`.
@@ -27,7 +27,7 @@ def l2_error(prediction, truth) -> np.ndarray:
     if not np.isfinite(truth).all():
         raise ValueError("truth holds NaN or infinite values: leave those trajectories out.")
     with np.errstate(over="ignore", invalid="ignore"):  # of forecasts that run away
-        return np.linalg.norm(prediction - truth, axis=-1)
+        return np.nan_to_num(np.linalg.norm(prediction - truth, axis=-1), nan=np.inf, posinf=np.inf)
 
 
 def persistence(history, steps: int) -> np.ndarray:
@@ -84,7 +84,7 @@ def valid_prediction_time(
     for name, value in (("time_step", time_step), ("threshold", threshold), ("scale", scale)):
         if not value > 0:
             raise ValueError(f"{name}={value!r}: expected a positive number.")
-    bad = ~(errors <= threshold * scale)  # True for NaN
+    bad = errors > threshold * scale
     first = np.where(bad.any(axis=1), bad.argmax(axis=1), bad.shape[1] - 1)
     return time_step * (first + 1)
 
@@ -97,6 +97,26 @@ def valid_prediction_curve(
     return np.stack(
         [valid_prediction_time(prediction, truth, time_step=time_step, threshold=t, scale=scale) for t in thresholds]
     )
+
+
+def score(problem, prediction, truth) -> float:
+    """Return what forecasts of a benchmark are judged by: the mean l2 error over trajectories and steps, infinite if
+    one ran away; of a chaotic system the median valid prediction time in Lyapunov times, where more is better.
+
+    Args:
+        problem: the benchmark's record; chaotic is a system that has an `exponent`.
+        prediction: predicted steps, `(trajectory, time, state)`.
+        truth: the true states at the same steps.
+
+    Raises:
+        ValueError: if shapes differ, or the truth is not finite.
+    """
+    exponent = getattr(problem.system, "exponent", None)
+    if exponent:
+        reached = valid_prediction_time(prediction, truth, time_step=problem.time_step)
+        return float(exponent * np.median(reached))
+    with np.errstate(over="ignore"):
+        return float(l2_error(prediction, truth).mean())
 
 
 def histogram_distance(a, b, low, high, *, bins: int = 50) -> np.ndarray:

@@ -108,7 +108,8 @@ def error(times, errors, *, baselines=None, train_end=None, ax=None):
     """
     ax = ax or plt.subplots()[1]
     errors = np.asarray(errors)
-    low, high = np.percentile(errors, [10, 90], axis=0)
+    with np.errstate(invalid="ignore"):  # of infinite errors
+        low, high = np.percentile(errors, [10, 90], axis=0)
     ax.fill_between(times, low, high, color=MEAN, alpha=0.2, linewidth=0, label="10 to 90 % of trajectories")
     ax.semilogy(times, errors.mean(axis=0), color=MEAN, label="flow map, mean")
     for i, (name, other) in enumerate((baselines or {}).items()):

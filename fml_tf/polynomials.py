@@ -4,6 +4,7 @@ Nothing here depends on TensorFlow. The paper calls polynomials "perhaps among t
 small dimension: no training, no ensemble, and errors near rounding where the flow map is smooth.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -43,8 +44,8 @@ class PolynomialFlowMap:
         tolerance: axes whose deviation is below this fraction of the first one's are left out, and so are, in the
             least squares, combinations of terms that the data hardly tell apart. Data in single precision want 1e-6.
         reweights: times that the least squares are solved again with weights that turn them into least absolute
-            errors. The typical window is then fitted better and the worst ones worse, which lengthens forecasts of
-            chaotic systems where the degree is too low for the data.
+            errors. The typical window is then fitted better and the worst ones worse, which may lengthen forecasts of
+            chaotic systems a little where the degree is low.
         time_step: time between entries, in the system's units; kept with the model, not used in computing.
         state_names: names of the observed variables; kept with the model.
 
@@ -141,35 +142,38 @@ class PolynomialFlowMap:
         self.products = _products(self.input_rank, self.degree)
 
     def _solve(self, entries, features, starts):
-        """Solve the least squares: the triangular factor of all rows, block by block, then its singular values."""
-        d, self.coefficients = self.state_dim, None
+        """Solve the least squares, and as often again as `reweights` says, with less weight where more was missed: so
+        the sum of 2-norms falls, not that of their squares."""
+        blocks, windows = functools.partial(self._blocks, entries, features, starts), len(entries) * len(starts)
+        missed = self._least_squares(np.concatenate(block) for block in blocks())
+        typical = missed / math.sqrt(windows) or 1.0  # exact data need no other weights
+        for _ in range(self.reweights):
+            self._least_squares(
+                np.concatenate(block) / np.sqrt(self._missed(*block) / typical + 0.1) for block in blocks()
+            )
+        if self.reweights:
+            missed = math.sqrt(sum((self._missed(*block) ** 2).sum() for block in blocks()))
+        self.residual = float(missed / math.sqrt(windows))
 
-        def blocks():
-            for start in starts:
-                for i in range(0, len(entries), BLOCK):
-                    window = entries[i : i + BLOCK, start : start + features + d]
-                    increments = window[:, features:] - window[:, features - d : features]
-                    yield self._basis(window[:, :features]), increments.T
+    def _blocks(self, entries, features, starts):
+        """Yield the basis at windows, `(term, row)`, and the increments after them, `(state, row)`."""
+        d = self.state_dim
+        for start in starts:
+            for i in range(0, len(entries), BLOCK):
+                window = entries[i : i + BLOCK, start : start + features + d]
+                increments = window[:, features:] - window[:, features - d : features]
+                yield self._basis(window[:, :features]), increments.T
 
-        for turn in range(self.reweights + 1):
-            factor = _triangle(self._weighted(*block).T for block in blocks())
-            left, spread, right = np.linalg.svd(factor[: self.terms, : self.terms])
-            kept = spread > self.tolerance * spread[0]
-            self.rank, self.condition_number = int(kept.sum()), float(spread[0] / spread[kept][-1])
-            gain = np.where(kept, 1 / np.where(kept, spread, 1), 0)
-            self.coefficients = right.T @ (gain[:, None] * (left.T @ factor[: self.terms, self.terms :]))
-            missed = np.linalg.norm(factor[:, self.terms :] - factor[:, : self.terms] @ self.coefficients)
-            if turn:  # the factor is that of weighted rows
-                missed = math.sqrt(sum((self._missed(*block) ** 2).sum() for block in blocks()))
-            self.residual = float(missed / math.sqrt(len(entries) * len(starts)))
-
-    def _weighted(self, basis, increments):
-        """Return rows of the least squares, transposed; from the second time on with less weight where more was
-        missed the time before, so that the sum of 2-norms falls, not that of their squares."""
-        rows = np.concatenate([basis, increments])
-        if self.coefficients is not None and self.residual > 0:
-            rows /= np.sqrt(self._missed(basis, increments) / self.residual + 0.1)
-        return rows
+    def _least_squares(self, blocks):
+        """Find the coefficients from blocks of basis and increments, `(term + state, row)`: the triangular factor of
+        all rows, then its singular values. Returns the norm of what is missed."""
+        factor = _triangle(block.T for block in blocks)
+        left, spread, right = np.linalg.svd(factor[: self.terms, : self.terms])
+        kept = spread > self.tolerance * spread[0]
+        self.rank, self.condition_number = int(kept.sum()), float(spread[0] / spread[kept][-1])
+        gain = np.where(kept, 1 / np.where(kept, spread, 1), 0)
+        self.coefficients = right.T @ (gain[:, None] * (left.T @ factor[: self.terms, self.terms :]))
+        return np.linalg.norm(factor[:, self.terms :] - factor[:, : self.terms] @ self.coefficients)
 
     def _missed(self, basis, increments):
         """Return the 2-norm of each window's one-step error."""
@@ -278,9 +282,9 @@ def _triangle(blocks):
 
     LAPACK's recursive factorisation takes half the time of NumPy's.
     """
-    factor = None
+    factor = np.empty((0, 0))
     for block in blocks:
-        columns = block.T if factor is None else np.concatenate([factor.T, block.T], axis=1)
+        columns = np.concatenate([factor.T, block.T], axis=1) if len(factor) else block.T
         upper = lapack.dgeqrt(min(32, *columns.shape), columns.T, overwrite_a=True)[0]
         factor = np.triu(upper[: len(columns)])
     return factor

@@ -1,6 +1,7 @@
 """The command line: what it runs, and what it refuses before running anything."""
 
 import pathlib
+import shutil
 
 import nbformat
 import pytest
@@ -66,12 +67,31 @@ def test_a_failing_cell_is_named_and_the_partial_notebook_kept(invoke, tmp_path,
     assert pathlib.Path(tmp_path / "a b" / "broken.ipynb").exists()
 
 
-def test_without_arguments_every_benchmark_gets_a_line(invoke, monkeypatch):
+def test_a_topic_is_executed_as_it_is_and_committed(invoke, tmp_path, monkeypatch):
+    for folder in ("notebooks", "results"):
+        shutil.copytree(results.ROOT / folder, tmp_path / folder)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    given = []
+
+    def execute(notebook, executed, parameters):
+        given.append(parameters)
+        shutil.copy(notebook, executed)
+
+    monkeypatch.setattr(cli, "_execute", execute)
+    name = results.topics()[0]
+    done = invoke("notebooks", "--force", name)
+    assert (done.exit_code, given) == (0, [{}])
+    assert done.output == f"{name}: executing {name}.ipynb\n"
+    assert (tmp_path / "runs" / name / f"{name}.ipynb").exists()
+    assert not results.is_stale(name)
+
+
+def test_without_arguments_every_benchmark_and_topic_gets_a_line(invoke, monkeypatch):
     monkeypatch.setattr(cli, "_execute", lambda *_: pytest.fail("executed"))
     monkeypatch.setattr(results, "is_stale", lambda benchmark: False)
     done = invoke("notebooks")
     assert done.exit_code == 0
-    assert [line.split(":")[0] for line in done.output.splitlines()] == list(problems.PAPER)
+    assert [line.split(":")[0] for line in done.output.splitlines()] == [*problems.PAPER, *results.topics()]
 
 
 def test_results_are_gathered_into_the_readme(invoke, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fml_tf import metrics, systems
+from fml_tf import metrics, problems, systems
 
 
 def test_l2_error_is_the_norm_over_the_state():
@@ -13,10 +13,10 @@ def test_l2_error_is_the_norm_over_the_state():
 
 
 @pytest.mark.filterwarnings("error")
-def test_l2_error_of_a_forecast_that_ran_away_is_not_finite_and_quiet():
+def test_l2_error_of_a_forecast_that_ran_away_is_infinite_and_quiet():
     prediction = np.array([[[1e200, 0.0], [np.inf, 0.0], [np.nan, 1.0], [1.0, 0.0]]])
     errors = metrics.l2_error(prediction, np.zeros((1, 4, 2)))
-    assert np.isfinite(errors).tolist() == [[False, False, False, True]]
+    np.testing.assert_array_equal(errors, [[np.inf, np.inf, np.inf, 1.0]])
 
 
 def test_persistence_repeats_the_last_entry():
@@ -185,6 +185,20 @@ def test_correlation_dimension_of_the_lorenz_attractor(lorenz):
 def test_wasserstein_distance_is_the_shift_of_a_distribution():
     values = np.random.default_rng(0).normal(size=(10, 500, 2))
     np.testing.assert_allclose(metrics.wasserstein_distance(values, values + np.array([0.5, 2.0])), [0.5, 2.0])
+
+
+def test_score_is_the_mean_error_or_lyapunov_times():
+    pendulum, lorenz = problems.get("5.3.1"), problems.get("5.4.3")
+    truth = np.random.default_rng(0).normal(size=(5, 60, 2))
+    prediction = truth + np.array([0.3, 0.4])
+    assert metrics.score(pendulum, prediction, truth) == pytest.approx(0.5)
+    prediction[0, 7] = 1e308
+    assert metrics.score(pendulum, prediction, truth) == np.inf, "one ran away"
+    prediction, lost = truth.copy(), np.array([10, 20, 30, 40, 50])
+    for path, step in zip(prediction, lost, strict=True):
+        path[step:] += 100
+    expected = systems.LORENZ_EXPONENT * 31 * lorenz.time_step
+    assert metrics.score(lorenz, prediction[..., :1], truth[..., :1]) == pytest.approx(expected)
 
 
 def test_valid_prediction_curve_is_the_time_at_each_threshold():

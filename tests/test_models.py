@@ -447,20 +447,25 @@ def in_parts(monkeypatch):
 
 @pytest.mark.parametrize("name", ["adam", "soap"])
 def test_parts_train_as_the_whole_ensemble(bursts, compiled, in_parts, name):
-    """Five members in two threads, a part of two and one of three, are those that train in one."""
-    cosine, trained = keras.optimizers.schedules.CosineDecay(1e-2, 9), []
-    for parts in (1, 2):
-        in_parts(parts)
-        optimizer = keras.optimizers.Adam(cosine) if name == "adam" else optimizers.Soap()
-        options = dict(members=5, hidden=(3,), normalization="standard", memory_steps=1)
-        model = compiled(optimizer=optimizer, **options)
-        model.fit(bursts(20, 1, 2), epochs=3, **REPEATED)
-        assert len(_engines._ENGINES) == parts
-        assert int(model.optimizer.iterations) == 9
-        values = [*model.variables, *model.optimizer.variables, model.member_losses, model.best_losses]
-        trained.append([np.asarray(value, "float64") for value in values])
-    for one, two in zip(*trained, strict=True):
-        np.testing.assert_allclose(two, one, rtol=1e-9, atol=1e-12)
+    """Four members in two threads, which share a program, or five in two unequal parts, are those that train in
+    one."""
+    cosine = keras.optimizers.schedules.CosineDecay(1e-2, 9)
+    for members in (4, 5):
+        trained = []
+        for parts in (1, 2):
+            in_parts(parts)
+            optimizer = keras.optimizers.Adam(cosine) if name == "adam" else optimizers.Soap()
+            options = dict(members=members, hidden=(3,), normalization="standard", memory_steps=1)
+            model = compiled(optimizer=optimizer, **options)
+            model.fit(bursts(20, 1, 2), epochs=3, **REPEATED)
+            assert len(_engines._ENGINES) == parts
+            compiled_parts = [engine for engine in _engines._ENGINES.values() if "_train_epoch" in engine.programs]
+            assert len(compiled_parts) == (2 if (members, parts) == (5, 2) else 1)
+            assert int(model.optimizer.iterations) == 9
+            values = [*model.variables, *model.optimizer.variables, model.member_losses, model.best_losses]
+            trained.append([np.asarray(value, "float64") for value in values])
+        for one, two in zip(*trained, strict=True):
+            np.testing.assert_allclose(two, one, rtol=1e-9, atol=1e-12)
 
 
 def test_a_part_that_fails_leaves_the_model_as_it_was(bursts, compiled, in_parts, monkeypatch):
