@@ -14,7 +14,7 @@ def count(name, value, low):
         raise ValueError(f"{name}={value!r}: expected a whole number, {low} or more.")
 
 
-def architecture(state_dim, memory_steps, hidden, members, normalization, state_names, seed, policy):
+def architecture(state_dim, memory_steps, hidden, members, normalization, skip, state_names, seed, policy):
     """Check a flow map's arguments; return the indices of its members."""
     for name, value, low in [("state_dim", state_dim, 1), ("memory_steps", memory_steps, 0), ("seed", seed, 0)]:
         count(name, value, low)
@@ -33,6 +33,11 @@ def architecture(state_dim, memory_steps, hidden, members, normalization, state_
     if normalization not in (None, "standard", "whitened"):
         raise ValueError(
             f"normalization={normalization!r}: expected None (the paper's plain form), 'standard' or 'whitened'."
+        )
+    if skip not in (None, "linear") or (skip and not normalization):
+        raise ValueError(
+            f"skip={skip!r} with normalization={normalization!r}: expected None, or 'linear' with a normalization: the "
+            "network's output is scaled to what the linear delay map misses."
         )
     variable_names(state_names, state_dim)
     if policy.compute_dtype != policy.variable_dtype or policy.compute_dtype not in ("float32", "float64"):

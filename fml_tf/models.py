@@ -6,12 +6,13 @@ and a weight `(member, out, in)` holds every member's own. A window is a history
 """
 
 import json
+import time
 import warnings
 from collections.abc import Sequence
 
 import numpy as np
 
-from fml_tf import _checks, _engines, _layers, optimizers, problems, results
+from fml_tf import _checks, _engines, _layers, optimizers, polynomials, problems, results
 from fml_tf._tensorflow import gpus, keras, tf
 
 #: Steps that one compiled call of a forecast can make, for short forecasts and for all others.
@@ -49,6 +50,10 @@ class FlowMap(keras.Model):
             turns the history to its principal axes instead, each scaled to deviation 1: nearly equal entries hide in
             small axes what a network must see. Either is learnt by `adapt` and fixed from then on. Data go in and
             come out in their own units.
+        skip: "linear" adds the linear delay map that fits the data best, by least squares in float64 on the history's
+            principal axes: x_{n+1} = x_n + A (x_n, ..., x_{n-n_M}) + b + s * N_m(...), s then the root mean square of
+            what it misses. Learnt by `adapt` and fixed; it wants a `normalization`. The network starts from zero: a
+            linear system is learnt before it trains.
         kernel_initializer: Keras initializer of the weights.
         seed: seed of initial weights and sample order, together with member and epoch.
         time_step: time between entries, in the system's units; kept with the model, not used in computing.
@@ -80,6 +85,7 @@ class FlowMap(keras.Model):
         members: int | Sequence[int] = 10,
         residual: bool = True,
         normalization: str | None = None,
+        skip: str | None = None,
         kernel_initializer="glorot_uniform",
         seed: int = 0,
         time_step: float | None = None,
@@ -89,12 +95,12 @@ class FlowMap(keras.Model):
         super().__init__(**kwargs)
         _checks.elementwise(activation)
         ids = _checks.architecture(
-            state_dim, memory_steps, hidden, members, normalization, state_names, seed, self.dtype_policy
+            state_dim, memory_steps, hidden, members, normalization, skip, state_names, seed, self.dtype_policy
         )
         self.state_dim, self.memory_steps, self.hidden = state_dim, memory_steps, tuple(hidden)
         self.activation = keras.activations.get(activation)
         self.members, self.member_ids, self.residual = len(ids), ids, residual
-        self.normalization, self.seed, self.time_step = normalization, seed, time_step
+        self.normalization, self.skip, self.seed, self.time_step = normalization, skip, seed, time_step
         self.state_names = None if state_names is None else tuple(state_names)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self._create_layers()
@@ -116,7 +122,7 @@ class FlowMap(keras.Model):
             self.dense_layers.append(layer)
             width = units
         if self.normalization:  # normalised inputs are large: small first increments keep the first roll-outs in range
-            layer.kernel.assign(FIRST_OUTPUT * layer.kernel)
+            layer.kernel.assign((0.0 if self.skip else FIRST_OUTPUT) * layer.kernel)
         self.built = True
 
     def _create_variables(self):
@@ -132,6 +138,8 @@ class FlowMap(keras.Model):
             self.input_matrix = fixed("input_matrix", (features, features), "identity")
             self.output_mean = fixed("output_mean", column, "zeros")
             self.output_scale = fixed("output_scale", column, "ones")
+        if self.skip:
+            self.skip_matrix = fixed("skip_matrix", (self.state_dim, features), "zeros")
         self.data_range = fixed("data_range", (2, self.state_dim), "zeros")  # lowest and highest training states
         self.adapted = self.add_weight(name="adapted", shape=(), initializer="zeros", trainable=False, dtype="int32")
         infinite = keras.initializers.Constant(np.inf)
@@ -149,6 +157,8 @@ class FlowMap(keras.Model):
         shared = [self.data_range, self.adapted]
         if self.normalization:
             shared += [self.input_mean, self.input_matrix, self.output_mean, self.output_scale]
+        if self.skip:
+            shared.append(self.skip_matrix)
         return shared
 
     @property
@@ -198,6 +208,8 @@ class FlowMap(keras.Model):
         if self.normalization:
             scale, mean = (tf.cast(variable, output.dtype) for variable in (self.output_scale, self.output_mean))
             output = output * scale + mean
+        if self.skip:
+            output += tf.matmul(tf.cast(self.skip_matrix, output.dtype), window)
         if average:
             output = tf.reduce_mean(output, axis=0, keepdims=True)
         return window[:, -self.state_dim :] + output if self.residual else output
@@ -471,6 +483,7 @@ class FlowMap(keras.Model):
         self.best_losses.assign(np.full(self.members, np.inf))
         self._feed = _Feed(bursts, batch_size)
         callbacks = [_EpochLogs(), *callbacks]
+        self._initial_epoch = None  # Keras would start every later fit where one that was resumed did
         try:
             history = super().fit(
                 tf.data.Dataset.from_tensors(0),
@@ -492,7 +505,7 @@ class FlowMap(keras.Model):
         if history.epoch and history.epoch[0] > initial_epoch:  # resumed from a backup: History goes on from there
             history.epoch = list(range(initial_epoch, history.epoch[-1] + 1))
             logs = self.epoch_logs[-len(history.epoch) :]
-            history.history = {name: [log[name] for log in logs if name in log] for name in logs[-1]}
+            history.history = {name: [log[name] for log in logs if name in log] for name in history.history}
         return history
 
     def restore_best_members(self):
@@ -537,12 +550,33 @@ class FlowMap(keras.Model):
             matrix = gain[:, None] * axes.T[::-1] @ matrix
             self.input_mean.assign(centre[:, None])
         self.input_matrix.assign(matrix)
-        if self.residual:
+        if self.skip:
+            self._learn_skip(bursts)
+        elif self.residual:
             increments = np.diff(bursts, axis=1).reshape(-1, self.state_dim)
             self.output_scale.assign(scale(np.sqrt((increments**2).mean(0)))[:, None])
         else:
             self.output_scale.assign(deviation[:, None])
             self.output_mean.assign(mean[:, None])
+
+    def _learn_skip(self, bursts):
+        """Set the skip path to the linear delay map of least squares, and the output's scale to what it misses."""
+        linear = polynomials.PolynomialFlowMap(
+            self.state_dim, memory_steps=self.memory_steps, degree=1, tolerance=WHITENING_CUT
+        ).fit(bursts)
+        matrix = (linear.axes @ linear.coefficients[1:]).T
+        offset = linear.coefficients[0] - matrix @ linear.centre
+        features, entries = matrix.shape[1], bursts.reshape(len(bursts), -1)
+        starts = range(0, entries.shape[1] - features, self.state_dim)
+        histories = (entries[:, start : start + features] for start in starts)
+        increments = np.diff(bursts[:, self.memory_steps :], axis=1).swapaxes(0, 1)
+        missed = [change - h @ matrix.T - offset for h, change in zip(histories, increments, strict=True)]
+        if not self.residual:
+            matrix[:, -self.state_dim :] += np.eye(self.state_dim)
+        scale = np.sqrt(np.mean(np.square(missed), axis=(0, 1)))
+        self.skip_matrix.assign(matrix)
+        self.output_mean.assign(offset[:, None])
+        self.output_scale.assign(np.where(scale > 0, scale, 1)[:, None])
 
     def _widen_range(self, bursts):
         """Take the states of further training data into the range that forecasts are held against."""
@@ -686,7 +720,10 @@ class FlowMap(keras.Model):
         return other
 
     def get_config(self):
-        names = ("state_dim", "memory_steps", "hidden", "residual", "normalization", "seed", "time_step", "state_names")
+        names = (
+            "state_dim", "memory_steps", "hidden", "residual", "normalization", "skip", "seed", "time_step",
+            "state_names",
+        )  # fmt: skip
         return {
             "name": self.name,
             "dtype": self.dtype_policy.name,
@@ -753,10 +790,14 @@ class FlowMap(keras.Model):
 
 
 class _EpochLogs(keras.callbacks.Callback):
-    """Keep each epoch's logs with the model, ahead of all other callbacks, so that a backup holds them."""
+    """Keep each epoch's logs and seconds with the model, ahead of all other callbacks, so that a backup holds them."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.start = time.perf_counter()
 
     def on_epoch_end(self, epoch, logs=None):
-        self.model.epoch_logs.append({name: float(value) for name, value in (logs or {}).items()})
+        values = {name: float(value) for name, value in (logs or {}).items()}
+        self.model.epoch_logs.append({**values, "seconds": time.perf_counter() - self.start})
 
 
 class _Feed:

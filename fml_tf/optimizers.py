@@ -307,6 +307,9 @@ def _derivatives(model, weights, window):
     output = scale * (tf.matmul(kernels[-1], hidden[-1]) + biases[-1])
     if model.normalization:
         output += tf.cast(model.output_mean, "float64")
+    if model.skip:
+        skip = tf.cast(model.skip_matrix, "float64")
+        output += tf.matmul(tf.repeat(skip[None], model.members, axis=0), window)
     state = window[:, -model.state_dim :] + output if model.residual else output
     # The derivatives need no more than float32, in which their products are five times as fast.
     kernels, hidden, slopes = ([tf.cast(value, "float32") for value in values] for values in (kernels, hidden, slopes))
@@ -322,7 +325,9 @@ def _derivatives(model, weights, window):
             if place:
                 back *= slopes[place - 1]
         by_weights.append(tf.concat(parts, axis=1))
-        by_window.append(tf.matmul(tf.cast(matrix, "float32"), back, transpose_a=True) if model.normalization else back)
+        if model.normalization:
+            back = tf.matmul(tf.cast(matrix, "float32"), back, transpose_a=True)
+        by_window.append(back + tf.cast(skip[i, :, None], "float32") if model.skip else back)
     return state, by_weights, by_window
 
 

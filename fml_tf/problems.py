@@ -35,8 +35,8 @@ class Problem:
 
     Times are in time units of the system. `trajectory_length` and `burst_length` count entries; `horizon` counts
     predicted steps. `schedule` is "constant", "cosine" or "cyclic"; `final_learning_rate` is where a cosine ends
-    and where a cycle starts. `stages` are trained first, in their order. `noise` on the training histories is a
-    fraction of each variable's deviation.
+    and where a cycle starts. `normalization`, `skip` and `dtype` are the model's, see `models.FlowMap`. `stages` are
+    trained first, in their order. `noise` on the training histories is a fraction of each variable's deviation.
     """
 
     id: str
@@ -61,6 +61,8 @@ class Problem:
     batch_size: int = 200
     activation: str = "tanh"
     normalization: str | None = None
+    skip: str | None = None
+    dtype: str = "float32"
     n_test: int = 100
     optimizer: str = "adam"
     stages: tuple[Stage, ...] = ()
@@ -152,10 +154,15 @@ def _check_field(name, value, declared):
         if not isinstance(value, tuple) or not all(isinstance(stage, Stage) for stage in value):
             raise ValueError(f"stages={value!r}: expected a tuple of problems.Stage.")
     elif name in CHOICES and value not in CHOICES[name]:
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(CHOICES[name])}.")
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, CHOICES[name]))}.")
 
 
-CHOICES = {"schedule": ("constant", "cosine", "cyclic"), "optimizer": ("adam", "soap", "levenberg_marquardt")}
+CHOICES = {
+    "schedule": ("constant", "cosine", "cyclic"),
+    "optimizer": ("adam", "soap", "levenberg_marquardt"),
+    "skip": (None, "linear"),
+    "dtype": ("float32", "float64"),
+}
 
 _SMALL_BOX = ((0.0, 2.0), (0.0, 2.0))
 _PENDULUM_BOX = ((-math.pi / 2, math.pi / 2), (-math.pi, math.pi))

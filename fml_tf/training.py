@@ -1,11 +1,16 @@
 """Build the model of a benchmark; learning-rate schedules, quiet progress, the check of the loss decay."""
 
+import hashlib
+import json
+import pathlib
+import shutil
+import tempfile
 import time
 import warnings
 
 import numpy as np
 
-from fml_tf import data, models, optimizers
+from fml_tf import data, models, optimizers, results
 from fml_tf._tensorflow import keras, tf
 
 
@@ -91,6 +96,8 @@ def build(problem, *, seed: int = 0) -> models.FlowMap:
         activation=problem.activation,
         members=problem.members,
         normalization=problem.normalization,
+        skip=problem.skip,
+        dtype=problem.dtype,
         seed=seed,
         time_step=problem.time_step,
         state_names=problem.state_names,
@@ -99,7 +106,7 @@ def build(problem, *, seed: int = 0) -> models.FlowMap:
     return model
 
 
-def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
+def train(model, problem, bursts, *, seed: int = 0, callbacks=(), backup=None) -> float:
     """Train a model as a benchmark's record says: its stages, as a rule one step ahead, then K + 1 steps.
 
     One step costs a tenth of eleven, and the windows within the bursts are many: what takes the multi-step loss many
@@ -114,27 +121,69 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=()):
         bursts: training set, `(sample, burst_length, state)`.
         seed: which windows of a burst serve the stages, and the noise.
         callbacks: Keras callbacks, for every stage.
+        backup: folder to keep the training in, once a minute, until it is done. After an interruption the same call
+            with the same model, record and data goes on from there, to the same weights; any other starts anew.
+
+    Returns:
+        Seconds of all epochs, those before an interruption included.
     """
+    folder, before = _backup_folder(backup, model, problem, bursts, seed), len(model.epoch_logs)
     if not int(model.adapted.numpy()):
         model.adapt(bursts)  # on the data as they are: stages see parts of them, with noise
-
-    def fit(samples, stage, batch_size):
-        noise = problem.noise if stage.noise is None else stage.noise
-        if noise:
-            samples = data.add_noise(samples, noise, memory_steps=problem.memory_steps, seed=seed)
-        model.compile(_optimizer(problem, stage, len(samples), batch_size))
-        model.fit(samples, batch_size=batch_size, epochs=stage.epochs, verbose=0, callbacks=list(callbacks))
-
-    for stage in problem.stages:
-        windows = data.cut_bursts(
+    for number, stage in enumerate((*problem.stages, problem)):  # its own training comes last, on whole bursts
+        samples = data.cut_bursts(
             bursts,
             memory_steps=problem.memory_steps,
             multi_steps=stage.multi_steps,
             n_bursts=1 + (problem.multi_steps - stage.multi_steps) // 4,
             seed=seed,
         )
-        fit(windows, stage, min(stage.batch_size, len(windows)))
-    fit(bursts, problem, problem.batch_size)
+        noise = problem.noise if stage.noise is None else stage.noise
+        if noise:
+            samples = data.add_noise(samples, noise, memory_steps=problem.memory_steps, seed=seed)
+        batch_size = problem.batch_size if stage is problem else min(stage.batch_size, len(samples))
+        model.compile(_optimizer(problem, stage, len(samples), batch_size))
+        keep = [_Backup(folder / f"{number}.weights.h5")] if folder else []
+        model.fit(samples, batch_size=batch_size, epochs=stage.epochs, verbose=0, callbacks=[*callbacks, *keep])
+    if folder:
+        shutil.rmtree(folder)
+    return sum(log["seconds"] for log in model.epoch_logs[before:])
+
+
+def _backup_folder(backup, model, problem, bursts, seed):
+    """Return the folder that holds this training and no other, None without `backup`."""
+    if backup is None:
+        return None
+    decided = [problem.choices(), data.fingerprint(bursts), seed, {**model.get_config(), "name": None}]
+    return pathlib.Path(backup) / hashlib.sha256(json.dumps(decided, default=str).encode()).hexdigest()[:16]
+
+
+class _Backup(keras.callbacks.Callback):
+    """Keep one `fit` in a file, at most once a minute and at its end, and go on from there; Keras's own callback would
+    write at every epoch, and may be killed between its two files."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_train_begin(self, logs=None):
+        before = len(self.model.member_losses)
+        if self.path.exists():
+            self.model.load_weights(self.path)
+            self.model._initial_epoch = len(self.model.member_losses) - before  # as Keras's own does
+        self.written = time.monotonic()
+
+    def on_epoch_end(self, epoch, logs=None):
+        if time.monotonic() - self.written > 60 or epoch + 1 == self.params["epochs"]:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            results.replace(self.path, self._write)
+            self.written = time.monotonic()
+
+    def _write(self, part):
+        with tempfile.TemporaryDirectory() as scratch:
+            whole = pathlib.Path(scratch) / "whole.weights.h5"
+            self.model.save_weights(whole)
+            shutil.copy(whole, part)
 
 
 def _optimizer(problem, stage, samples, batch_size):

@@ -28,6 +28,8 @@ def numpy_advance(model, member, window):
         hidden = np.tanh(hidden) if layer is not model.dense_layers[-1] else hidden
     if model.normalization:
         hidden = hidden * np.ravel(model.output_scale) + np.ravel(model.output_mean)
+    if model.skip:
+        hidden += window.reshape(len(window), -1) @ np.asarray(model.skip_matrix).T
     return window[:, -1] + hidden if model.residual else hidden
 
 
@@ -81,6 +83,8 @@ def test_multi_step_loss_equals_a_numpy_loop(bursts, compiled, memory_steps, mul
         {"normalization": "whitened"},
         {"residual": False},
         {"residual": False, "normalization": "whitened"},
+        {"normalization": "standard", "skip": "linear"},
+        {"residual": False, "normalization": "whitened", "skip": "linear"},
     ],
 )
 def test_other_forms_equal_a_numpy_loop(bursts, compiled, options):
@@ -661,6 +665,8 @@ def test_load_refuses_another_model(tmp_path):
         (dict(hidden=(10, 0)), "hidden=0"),
         (dict(hidden=10), "hidden=10: expected the nodes of each"),
         (dict(normalization="minmax"), "expected None .* 'standard' or 'whitened'"),
+        (dict(skip="linear"), "skip='linear' with normalization=None: expected None, or 'linear' with a normalization"),
+        (dict(skip="cubic", normalization="standard"), "skip='cubic'"),
         (dict(state_names=("a",)), "expected 2 names"),
         (dict(dtype="mixed_float16"), "half precision"),
         (dict(dtype="float16"), "half precision"),
@@ -828,6 +834,26 @@ def test_whitened_histories_are_uncorrelated_and_rounding_is_left_out(compiled):
     expected[[0, 1], [0, 1]] = 1
     np.testing.assert_allclose(inputs.T @ inputs / len(inputs), expected, atol=2e-3)
     assert not model.input_matrix.numpy()[2:].any()
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_a_linear_skip_is_the_least_squares_and_the_network_learns_the_rest(bursts, compiled, tmp_path, residual):
+    data = 3 + 5 * bursts(200, memory_steps=2)
+    model = compiled(memory_steps=2, normalization="standard", skip="linear", residual=residual)
+    model.adapt(data)
+    windows = np.concatenate([data[:, k : k + 3].reshape(200, -1) for k in range(5)])
+    targets = np.concatenate([data[:, k + 3] - residual * data[:, k + 2] for k in range(5)])
+    known = np.c_[windows, np.ones(len(windows))]
+    expected = np.linalg.lstsq(known, targets)[0]
+    np.testing.assert_allclose(np.r_[model.skip_matrix.numpy().T, model.output_mean.numpy().T], expected, atol=1e-10)
+    missed = targets - known @ expected
+    np.testing.assert_allclose(model.output_scale.numpy()[:, 0], np.sqrt((missed**2).mean(0)), rtol=1e-10)
+    assert not model.dense_layers[-1].kernel.numpy().any(), "the network starts from zero"
+    model.fit(data, epochs=1, **REPEATED)
+    model.save(tmp_path / "skip.keras")
+    again, history = models.load(tmp_path / "skip.keras"), data[:5, :3]
+    np.testing.assert_array_equal(again.forecast(history, 20), model.forecast(history, 20))
+    np.testing.assert_allclose(model.forecast(history, 20), numpy_forecast(model, history, 20), rtol=1e-9)
 
 
 def test_ensemble_without_optimizer_forecasts_alike_and_holds_no_more(bursts, compiled, tmp_path):

@@ -112,12 +112,15 @@ def test_bad_values_and_shapes_are_refused():
 # Levenberg-Marquardt --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("normalization", "residual"), [(None, True), ("standard", False), ("whitened", True)])
-def test_normal_equations_are_those_of_the_jacobian(bursts, compiled, normalization, residual):
+@pytest.mark.parametrize(
+    ("normalization", "residual", "skip"),
+    [(None, True, None), ("standard", False, None), ("whitened", True, None), ("standard", True, "linear")],
+)
+def test_normal_equations_are_those_of_the_jacobian(bursts, compiled, normalization, residual, skip):
     """Against automatic differentiation, compiled, for chunk sizes that leave a remainder and that do not."""
     data = 2 + bursts(72, memory_steps=2)
-    options = dict(memory_steps=2, normalization=normalization, residual=residual, hidden=(24, 24), members=2)
-    model = compiled(optimizer=optimizers.LevenbergMarquardt(), **options)
+    options = dict(memory_steps=2, normalization=normalization, residual=residual, skip=skip)
+    model = compiled(optimizer=optimizers.LevenbergMarquardt(), hidden=(24, 24), members=2, **options)
     model.adapt(data)
     lanes = tf.repeat(models._to_lanes(tf.constant(data)), 2, axis=0)
     weights = [tf.convert_to_tensor(v) for v in model.trainable_variables]

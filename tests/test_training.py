@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fml_tf import data, problems, training
+from fml_tf import data, metrics, problems, training
 from fml_tf.models import keras
 
 
@@ -114,3 +114,78 @@ def test_a_record_trains_its_stages_first_each_with_its_own_optimizer(capsys):
     assert model.member_losses.shape == (7, 2)
     lines = capsys.readouterr().out.splitlines()
     assert ["learning rate" in line for line in lines] == [True] * 3 + [False] * 2 + [True] * 2
+
+
+def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path):
+    """Stopped in its second stage: the first is not trained again, and the backup is gone at the end."""
+    stages = (problems.Stage(3, batch_size=20), problems.Stage(4, multi_steps=1, batch_size=20))
+    problem = problems.get("5.1.2", "quick", n_trajectories=40, members=2, epochs=2, batch_size=20, stages=stages)
+    bursts, seen = data.sample_bursts(problem), []
+
+    class Stop(keras.callbacks.Callback):
+        def __init__(self, last):
+            super().__init__()
+            self.left = last
+
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(epoch)
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+    whole = training.build(problem)
+    assert training.train(whole, problem, bursts) > 0
+    backup = tmp_path / "a b" / "backup"
+    with pytest.raises(KeyboardInterrupt):
+        training.train(training.build(problem), problem, bursts, callbacks=[Stop(5)], backup=backup)
+    assert [path.name for path in backup.glob("*/*")] == ["0.weights.h5"]
+    other = training.build(problem, seed=1)
+    training.train(other, problem, bursts, backup=backup)
+    assert other.member_losses.shape == (9, 2), "another training starts anew"
+    seen.clear()
+    resumed = training.build(problem)
+    seconds = training.train(resumed, problem, bursts, callbacks=[Stop(99)], backup=backup)
+    assert seen == [0, 1, 2, 3, 0, 1]
+    assert seconds == pytest.approx(sum(log["seconds"] for log in resumed.epoch_logs))
+    assert len(resumed.epoch_logs) == 9
+    for one, two in zip(whole.variables, resumed.variables, strict=True):
+        np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(whole.member_losses, resumed.member_losses)
+    assert not list(backup.iterdir())
+
+
+def test_a_backup_holds_the_epochs_of_a_minute(tmp_path, monkeypatch):
+    """A minute passes with every look at the clock: stopped within a stage, the epochs before are not lost."""
+    clock = iter(range(0, 10**6, 61))
+    monkeypatch.setattr(training.time, "monotonic", lambda: next(clock))
+    problem = problems.get("5.1.1", "quick", n_trajectories=40, members=2, epochs=6, batch_size=20)
+    bursts, left = data.sample_bursts(problem), [4]
+
+    def stop(epoch, logs):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    whole = training.build(problem)
+    training.train(whole, problem, bursts)
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(training.build(problem), problem, bursts, callbacks=[callback], backup=tmp_path)
+    left[0] = 99
+    resumed = training.build(problem)
+    training.train(resumed, problem, bursts, callbacks=[callback], backup=tmp_path)
+    assert left == [96], "three epochs were left"
+    for one, two in zip(whole.variables, resumed.variables, strict=True):
+        np.testing.assert_array_equal(one, two)
+    again = resumed.fit(bursts, batch_size=20, epochs=2, verbose=0)
+    assert again.epoch == [0, 1], "a later fit starts from its own first epoch"
+
+
+@pytest.mark.parametrize("benchmark", ["5.1.1", "5.1.2", "5.2.1", "5.2.2"])
+def test_a_linear_skip_learns_a_linear_system_from_data_in_single_precision(benchmark):
+    record = problems.get(benchmark, n_trajectories=2000, members=2, normalization="standard", skip="linear")
+    record = dataclasses.replace(record, dtype="float64", n_test=20)
+    model = training.build(record)
+    model.adapt(data.sample_bursts(record).astype("float32"))
+    history, truth = np.split(data.sample_trajectories(record, seed=1), [record.memory_steps + 1], axis=1)
+    assert metrics.score(record, model.forecast(history, record.horizon), truth) < 1e-7

@@ -1,0 +1,84 @@
+"""Train the paper's recipe to the letter, the reference of every claim about accuracy, and write it to results/paper/.
+
+    python benchmarks/training/baseline.py [5.1.1 ...] [--hours 6]
+
+Batches of 200, 10,000 epochs, Adam with a learning rate of 1e-4, the plain residual form. Ten members where networks
+are smallest, fewer where hours would turn to days: what is compared with it must have as many. A training is backed up
+once a minute under runs/; call again after an interruption, on another day too, and it goes on. Where it would pass
+`--hours`, it is stopped, and the result says after how many epochs.
+"""
+
+import argparse
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+
+from fml_tf import data, metrics, problems, results, training
+from fml_tf.models import keras
+
+#: Members trained of each benchmark; one of the others.
+MEMBERS = {"5.1.1": 10, "5.3.1": 10} | dict.fromkeys(("5.1.2", "5.2.1", "5.2.2", "5.3.2", "5.3.3"), 3)
+
+
+class Limit(keras.callbacks.Callback):
+    """Stop a training that has taken so many seconds, those before an interruption included."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= sum(log["seconds"] for log in self.model.epoch_logs) > self.seconds
+
+
+def judge(problem, model, *, seed=1):
+    """Return errors of the paper's test `(trajectory, time)`, and what a chaotic system adds."""
+    past = problem.memory_steps + 1
+    history, truth = np.split(data.sample_trajectories(problem, seed=seed), [past], axis=1)
+    forecast = model.forecast(history, problem.horizon)
+    found = {"bounded_fraction": metrics.bounded_fraction(forecast, *model.data_range.numpy())}
+    if getattr(problem.system, "exponent", None):
+        start, after = np.split(data.sample_trajectories(problem, seed=seed + 1, spin_up=20.0), [past], axis=1)
+        found["valid_prediction_time"] = metrics.score(problem, model.forecast(start, problem.horizon), after)
+    return metrics.l2_error(forecast, truth), found
+
+
+def train(name, hours):
+    problem = problems.get(name, "paper", members=MEMBERS.get(name, 1))
+    folder = results.run_folder(problem)
+    bursts = data.sample_bursts(problem, seed=0)
+    model = training.build(problem, seed=0)
+    initial = model.evaluate_members(bursts)
+    callbacks = [Limit(3600 * hours), training.Progress(every=500)]
+    seconds = training.train(model, problem, bursts, seed=0, callbacks=callbacks, backup=folder / "backup")
+    final = model.evaluate_members(bursts)
+    errors, found = judge(problem, model)
+    trained = dataclasses.replace(problem, epochs=len(model.member_losses))
+    record = results.describe(
+        trained, errors, loss_initial=initial, loss_final=final, seconds={"train": seconds},
+        seeds={"train": 0, "test": 1, "members": 0}, data_hash=data.fingerprint(bursts), **found,
+    )  # fmt: skip
+    results.write_metrics(folder, record)
+    results.write_model(folder, model)
+    target = results.committed(name, "paper")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(folder / "metrics.json", target)
+    shutil.copy(folder / "model.keras", target.with_suffix(".keras"))
+    print(json.dumps({key: record[key] for key in ("benchmark", "mean_error", "seconds")} | found), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("benchmarks", nargs="*", help="numbers in the paper; by default all without a result")
+    parser.add_argument("--hours", type=float, default=6, help="longest training")
+    given = parser.parse_args()
+    missing = [name for name in problems.PAPER if not results.committed(name, "paper").exists()]
+    for name in given.benchmarks or missing:
+        print(f"{name}: training", flush=True)
+        train(name, given.hours)
+
+
+if __name__ == "__main__":
+    main()
