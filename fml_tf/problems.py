@@ -34,8 +34,8 @@ class Problem:
     """Hold everything that defines one benchmark and its training.
 
     Times are in time units of the system. `trajectory_length` and `burst_length` count entries; `horizon` counts
-    predicted steps. `schedule` is "constant", "cosine" or "cyclic"; `final_learning_rate` is where a cosine ends
-    and where a cycle starts. `normalization`, `skip` and `dtype` are the model's, see `models.FlowMap`. `stages` are
+    predicted steps. `schedule` is one of `training.learning_rate`; `final_learning_rate` is where it ends, and where
+    a cycle starts. `normalization`, `skip` and `dtype` are the model's, see `models.FlowMap`. `stages` are
     trained first, in their order. `noise` on the training histories is a fraction of each variable's deviation.
     """
 
@@ -158,7 +158,7 @@ def _check_field(name, value, declared):
 
 
 CHOICES = {
-    "schedule": ("constant", "cosine", "cyclic"),
+    "schedule": ("constant", "cosine", "one_cycle", "cyclic"),
     "optimizer": ("adam", "soap", "levenberg_marquardt"),
     "skip": (None, "linear"),
     "dtype": ("float32", "float64"),

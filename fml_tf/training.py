@@ -48,7 +48,8 @@ def learning_rate(schedule: str, rate: float, *, steps: int, final: float = 0.0,
     """Return what a Keras optimiser takes as its learning rate.
 
     Args:
-        schedule: "constant"; "cosine", from `rate` down to `final`; or "cyclic", between `final` and `rate`.
+        schedule: "constant"; "cosine", from `rate` down to `final`; "one_cycle", from a 25th of `rate` up to it in the
+            first three tenths, then down like the cosine; or "cyclic", between `final` and `rate`.
         rate: the constant, first or highest rate. Below 1e-3 is safe for Adam, says the paper; a cosine may start at
             3e-3.
         steps: training steps in all, epochs times batches an epoch.
@@ -72,9 +73,14 @@ def learning_rate(schedule: str, rate: float, *, steps: int, final: float = 0.0,
         return rate
     if schedule == "cosine":
         return keras.optimizers.schedules.CosineDecay(rate, decay_steps=steps, alpha=final / rate)
+    if schedule == "one_cycle":
+        up = max(1, 3 * steps // 10)
+        return keras.optimizers.schedules.CosineDecay(
+            rate / 25, decay_steps=max(1, steps - up), alpha=final / rate, warmup_target=rate, warmup_steps=up
+        )
     if schedule == "cyclic":
         return CyclicLearningRate(final, rate, cycle_steps=max(2, steps // cycles))
-    raise ValueError(f"schedule={schedule!r}: expected constant, cosine or cyclic.")
+    raise ValueError(f"schedule={schedule!r}: expected constant, cosine, one_cycle or cyclic.")
 
 
 def build(problem, *, seed: int = 0) -> models.FlowMap:

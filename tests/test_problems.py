@@ -85,7 +85,7 @@ def test_overrides_replace_and_none_keeps():
         (lambda: problems.get("5.1.1", members=0), "members=0"),
         (lambda: problems.get("5.1.1", learning_rate=-1.0), "learning_rate=-1.0: expected a positive number"),
         (lambda: problems.get("5.1.1", learning_rate="1e-3"), "learning_rate='1e-3': expected a positive number"),
-        (lambda: problems.get("5.1.1", schedule="linear"), "expected one of constant, cosine, cyclic"),
+        (lambda: problems.get("5.1.1", schedule="linear"), "expected one of constant, cosine, one_cycle, cyclic"),
         (lambda: problems.get("5.1.1", learning_rate=float("nan")), "expected a positive number"),
         (lambda: problems.get("5.1.1", observed=(0, 5)), "expected indices of the 2 variables"),
         (lambda: problems.get("5.1.1", domain=((0, 2), (2, 0))), "low < high"),

@@ -15,6 +15,12 @@ def test_cosine_falls_from_first_to_final():
     np.testing.assert_allclose(values, [3e-3, (3e-3 + 1e-6) / 2, 1e-6, 1e-6], rtol=1e-4)
 
 
+def test_one_cycle_rises_for_three_tenths_and_falls_to_final():
+    rate = training.learning_rate("one_cycle", 1e-2, final=1e-6, steps=1000)
+    values = [float(rate(step)) for step in (0, 150, 300, 650, 1000)]
+    np.testing.assert_allclose(values, [4e-4, 5.2e-3, 1e-2, (1e-2 + 1e-6) / 2, 1e-6], rtol=1e-4)
+
+
 def test_cyclic_is_a_triangle_between_its_bounds():
     rate = training.learning_rate("cyclic", 1e-3, final=1e-4, steps=100, cycles=5)
     values = [float(rate(step)) for step in (0, 5, 10, 15, 20, 30)]
@@ -37,7 +43,7 @@ def test_constant_is_the_number():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: training.learning_rate("step", 1e-3, steps=10), "expected constant, cosine or cyclic"),
+        (lambda: training.learning_rate("step", 1e-3, steps=10), "expected constant, cosine, one_cycle or cyclic"),
         (lambda: training.learning_rate("cosine", 1e-3, final=1e-2, steps=10), "final=0.01 is above rate=0.001"),
         (lambda: training.learning_rate("constant", -1.0, steps=10), "expected a positive rate"),
         (lambda: training.CyclicLearningRate(1e-3, 1e-4, 10), "expected 0 <= lower < upper"),

@@ -1,11 +1,12 @@
-"""Train the paper's recipe to the letter, the reference of every claim about accuracy, and write it to results/paper/.
+"""Train benchmarks with a preset, without their notebooks, and write what comes of it to results/<preset>/.
 
-    python benchmarks/training/baseline.py [5.1.1 ...] [--hours 6]
+    python benchmarks/training/recipes.py paper [5.1.1 ...] [--hours 6]
 
-Batches of 200, 10,000 epochs, Adam with a learning rate of 1e-4, the plain residual form. Ten members where networks
-are smallest, fewer where hours would turn to days: what is compared with it must have as many. A training is backed up
-once a minute under runs/; call again after an interruption, on another day too, and it goes on. Where it would pass
-`--hours`, it is stopped, and the result says after how many epochs.
+`paper` is the paper's recipe to the letter, the reference of every claim about accuracy: batches of 200, 10,000 epochs,
+Adam with a learning rate of 1e-4, the plain residual form; with ten members where networks are smallest and fewer where
+hours would turn to days, so what is compared with it must have as many. `skip` is the standard preset with a linear
+skip path. A training is backed up once a minute under runs/: after an interruption, on another day too, call again.
+Where it would pass `--hours` it is stopped, and the result has the epochs that it trained.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import numpy as np
 from fml_tf import data, metrics, problems, results, training
 from fml_tf.models import keras
 
-#: Members trained of each benchmark; one of the others.
+#: Members of the paper's recipe; one of the benchmarks that are not here.
 MEMBERS = {"5.1.1": 10, "5.3.1": 10} | dict.fromkeys(("5.1.2", "5.2.1", "5.2.2", "5.3.2", "5.3.3"), 3)
 
 
@@ -34,7 +35,7 @@ class Limit(keras.callbacks.Callback):
 
 
 def judge(problem, model, *, seed=1):
-    """Return errors of the paper's test `(trajectory, time)`, and what a chaotic system adds."""
+    """Return errors of the paper's test `(trajectory, time)`, and what else a run reports."""
     past = problem.memory_steps + 1
     history, truth = np.split(data.sample_trajectories(problem, seed=seed), [past], axis=1)
     forecast = model.forecast(history, problem.horizon)
@@ -45,8 +46,10 @@ def judge(problem, model, *, seed=1):
     return metrics.l2_error(forecast, truth), found
 
 
-def train(name, hours):
-    problem = problems.get(name, "paper", members=MEMBERS.get(name, 1))
+def train(name, preset, hours):
+    """Train one benchmark and write its metrics and ensemble where the committed ones stand."""
+    members = MEMBERS.get(name, 1) if preset == "paper" else None
+    problem = problems.get(name, preset, members=members)
     folder = results.run_folder(problem)
     bursts = data.sample_bursts(problem, seed=0)
     model = training.build(problem, seed=0)
@@ -55,29 +58,30 @@ def train(name, hours):
     seconds = training.train(model, problem, bursts, seed=0, callbacks=callbacks, backup=folder / "backup")
     final = model.evaluate_members(bursts)
     errors, found = judge(problem, model)
-    trained = dataclasses.replace(problem, epochs=len(model.member_losses))
+    trained = dataclasses.replace(problem, epochs=len(model.member_losses) - problem.stage_epochs)
     record = results.describe(
         trained, errors, loss_initial=initial, loss_final=final, seconds={"train": seconds},
         seeds={"train": 0, "test": 1, "members": 0}, data_hash=data.fingerprint(bursts), **found,
     )  # fmt: skip
     results.write_metrics(folder, record)
     results.write_model(folder, model)
-    target = results.committed(name, "paper")
+    target = results.committed(name, preset)
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(folder / "metrics.json", target)
-    shutil.copy(folder / "model.keras", target.with_suffix(".keras"))
+    for source, place in (("metrics.json", target), ("model.keras", target.with_suffix(".keras"))):
+        results.replace(place, lambda part, source=source: shutil.copy(folder / source, part))
     print(json.dumps({key: record[key] for key in ("benchmark", "mean_error", "seconds")} | found), flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("benchmarks", nargs="*", help="numbers in the paper; by default all without a result")
+    parser.add_argument("preset", choices=["paper", "skip"])
+    parser.add_argument("benchmarks", nargs="*", help="numbers in the paper; by default all that have no result")
     parser.add_argument("--hours", type=float, default=6, help="longest training")
     given = parser.parse_args()
-    missing = [name for name in problems.PAPER if not results.committed(name, "paper").exists()]
+    missing = [name for name in problems.PAPER if not results.committed(name, given.preset).exists()]
     for name in given.benchmarks or missing:
         print(f"{name}: training", flush=True)
-        train(name, given.hours)
+        train(name, given.preset, given.hours)
 
 
 if __name__ == "__main__":
