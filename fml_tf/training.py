@@ -132,6 +132,9 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=(), backup=None) -
 
     Returns:
         Seconds of all epochs, those before an interruption included.
+
+    Raises:
+        ValueError: for a backup folder that cannot be made, or what `FlowMap.fit` refuses.
     """
     folder, before = _backup_folder(backup, model, problem, bursts, seed), len(model.epoch_logs)
     if not int(model.adapted.numpy()):
@@ -161,7 +164,14 @@ def _backup_folder(backup, model, problem, bursts, seed):
     if backup is None:
         return None
     decided = [problem.choices(), data.fingerprint(bursts), seed, {**model.get_config(), "name": None}]
-    return pathlib.Path(backup) / hashlib.sha256(json.dumps(decided, default=str).encode()).hexdigest()[:16]
+    folder = (
+        pathlib.Path(backup).expanduser() / hashlib.sha256(json.dumps(decided, default=str).encode()).hexdigest()[:16]
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {folder} ({error.strerror}): give another backup.") from error
+    return folder
 
 
 class _Backup(keras.callbacks.Callback):
@@ -181,7 +191,6 @@ class _Backup(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if time.monotonic() - self.written > 60 or epoch + 1 == self.params["epochs"]:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             results.replace(self.path, self._write)
             self.written = time.monotonic()
 

@@ -1,6 +1,7 @@
 """The package: what importing it does, and that its files agree with one another."""
 
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -10,6 +11,8 @@ import sys
 import tomllib
 
 import pytest
+
+from fml_tf import problems, results
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -121,3 +124,28 @@ def test_the_tables_of_speed_are_those_of_the_committed_file(monkeypatch, tmp_pa
         rate = race["contenders"]["FlowMap.fit"]["rate"]
         name = "members" if race["members"] in speed.MEMBERS else f"training-{race['shape']}"
         assert f"**{rate:,.0f}**" in speed.tables(figures)[name]
+
+
+def test_the_table_of_training_is_that_of_the_committed_file(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "training")
+    compare = importlib.import_module("compare")
+    found = json.loads(compare.OUT.read_text())
+    begin, end = results.marks("training")
+    shown = compare.PAGE.read_text().split(begin)[1].split(end)[0].strip()
+    assert shown == compare.table(found), "run python benchmarks/training/compare.py --tables"
+    assert all(set(methods) <= set(compare.METHODS) for methods in found.values())
+    for method, values in found["5.1.1"].items():
+        row = next(line for line in shown.splitlines() if line.startswith(f"| {method} |"))
+        assert row.split("|")[2].strip() == f"{values['score']:.1e}"
+
+
+def test_every_way_to_train_is_a_record_of_every_benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "training")
+    compare = importlib.import_module("compare")
+    for benchmark, method in itertools.product(problems.PAPER, compare.METHODS):
+        record, _ = compare.record_of(benchmark, method)
+        assert (record.id, record.members) == (benchmark, compare.MEMBERS)
+        longer = compare.scaled(record, 3)
+        assert (longer.epochs, longer.stage_epochs) == (3 * record.epochs, 3 * record.stage_epochs)
+    names = {name for changes in compare.METHODS.values() for name in changes or {} if name.startswith("+")}
+    assert names == {"+average", "+weights", "+initializer"}

@@ -58,7 +58,7 @@ def test_standard_keeps_data_network_and_members(benchmark):
     for name in ("system", "n_samples", "hidden", "members", "memory_steps", "multi_steps", "horizon", "n_test"):
         assert getattr(standard, name) == getattr(paper, name), name
     assert (standard.trajectory_length, standard.domain) == (paper.trajectory_length, paper.domain)
-    assert sorted(problems.PRESETS[benchmark]) == ["paper", "quick", "standard"]
+    assert sorted(problems.PRESETS[benchmark]) == ["paper", "quick", "skip", "standard"]
 
 
 def test_observed_variables_carry_their_names():
@@ -76,7 +76,7 @@ def test_overrides_replace_and_none_keeps():
     ("call", "message"),
     [
         (lambda: problems.get("5.1.9"), "unknown benchmark '5.1.9'.*Known: 5.1.1, 5.1.2"),
-        (lambda: problems.get("5.1.1", "fast"), "unknown preset 'fast'.*Known: paper, standard, quick"),
+        (lambda: problems.get("5.1.1", "fast"), "unknown preset 'fast'.*Known: paper, standard, quick, skip"),
         (lambda: problems.get("5.1.1", "standardd"), "Did you mean 'standard'"),
         (lambda: problems.get("5.1.1", memory_step=3), "unknown field of a problem.*Did you mean 'memory_steps'"),
         (lambda: problems.get("5.1.1", memory_steps=-1), "memory_steps=-1: expected a whole number, 0 or more"),

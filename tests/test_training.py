@@ -160,6 +160,15 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path):
     assert not list(backup.iterdir())
 
 
+def test_a_backup_that_cannot_be_written_is_refused_before_training(tmp_path):
+    problem = problems.get("5.1.1", "quick", n_trajectories=20, members=1, batch_size=20)
+    (tmp_path / "file").touch()
+    model = training.build(problem)
+    with pytest.raises(ValueError, match=r"cannot make the folder .*file.*: give another backup"):
+        training.train(model, problem, data.sample_bursts(problem), backup=tmp_path / "file")
+    assert not len(model.member_losses)
+
+
 def test_a_backup_holds_the_epochs_of_a_minute(tmp_path, monkeypatch):
     """A minute passes with every look at the clock: stopped within a stage, the epochs before are not lost."""
     clock = iter(range(0, 10**6, 61))
