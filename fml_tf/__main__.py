@@ -16,7 +16,7 @@ def main():
 
 @main.command()
 @click.argument("benchmark")
-@click.option("--preset", default="standard", show_default=True, help="paper, standard or quick")
+@click.option("--preset", default="standard", show_default=True, help="paper, standard, quick or skip")
 @click.option(
     "-p", "--parameter", "parameters", nargs=2, multiple=True, metavar="NAME VALUE", help="a parameter of the notebook"
 )

@@ -104,17 +104,16 @@ def score(problem, prediction, truth) -> float:
     one ran away; of a chaotic system the median valid prediction time in Lyapunov times, where more is better.
 
     Args:
-        problem: the benchmark's record; chaotic is a system that has an `exponent`.
+        problem: the benchmark's record; chaotic is one that has an `exponent`.
         prediction: predicted steps, `(trajectory, time, state)`.
         truth: the true states at the same steps.
 
     Raises:
         ValueError: if shapes differ, or the truth is not finite.
     """
-    exponent = getattr(problem.system, "exponent", None)
-    if exponent:
+    if problem.exponent:
         reached = valid_prediction_time(prediction, truth, time_step=problem.time_step)
-        return float(exponent * np.median(reached))
+        return float(problem.exponent * np.median(reached))
     with np.errstate(over="ignore"):
         return float(l2_error(prediction, truth).mean())
 

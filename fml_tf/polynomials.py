@@ -234,11 +234,8 @@ class PolynomialFlowMap:
             {name: getattr(self, name) for name in names} for names in (_ARGUMENTS, _FACTS, _ARRAYS)
         )
 
-        def write(part):
-            with part.open("wb") as file:
-                np.savez(file, **arrays, record=np.array(json.dumps([arguments, facts])))
-
-        results.replace(path, write)
+        record = np.array(json.dumps([arguments, facts]))
+        results.replace(path, lambda part: np.savez(part, **arrays, record=record))
 
 
 _ARGUMENTS = (

@@ -108,6 +108,11 @@ class Problem:
         return self.n_bursts * self.n_trajectories
 
     @property
+    def exponent(self) -> float | None:
+        """Largest Lyapunov exponent of the system, per time unit; None where it is not chaotic."""
+        return getattr(self.system, "exponent", None)
+
+    @property
     def stage_epochs(self) -> int:
         """Epochs of all stages together, before those of the multi-step loss."""
         return sum(stage.epochs for stage in self.stages)
@@ -338,7 +343,9 @@ PRESETS = {
 def _with_common(benchmark, presets):
     """Add what all benchmarks have: the paper's own numbers, and the linear skip path, beside which the network of a
     linear system has nothing left to learn."""
-    trained = dict(_LINEAR, epochs=10) if "linear" in PAPER[benchmark].system.name else presets["standard"]
+    trained = (
+        dict(_LINEAR, epochs=10) if isinstance(PAPER[benchmark].system, systems.LinearSystem) else presets["standard"]
+    )
     return {"paper": {}, **presets, "skip": {**trained, "skip": "linear", "dtype": "float64"}}
 
 

@@ -290,7 +290,7 @@ def write_tables(path, tables: dict[str, str]) -> None:
 
 def replace(path, write):
     """Let `write` fill a file beside `path`, then move it there in one step."""
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".part-{path.name}")  # of the same ending, by which writers choose a format
     try:
         write(part)
         os.replace(part, path)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import pathlib
 import shutil
-import tempfile
 import time
 import warnings
 
@@ -164,9 +163,8 @@ def _backup_folder(backup, model, problem, bursts, seed):
     if backup is None:
         return None
     decided = [problem.choices(), data.fingerprint(bursts), seed, {**model.get_config(), "name": None}]
-    folder = (
-        pathlib.Path(backup).expanduser() / hashlib.sha256(json.dumps(decided, default=str).encode()).hexdigest()[:16]
-    )
+    name = hashlib.sha256(json.dumps(decided, default=str).encode()).hexdigest()[:16]
+    folder = pathlib.Path(backup).expanduser() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -191,14 +189,8 @@ class _Backup(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if time.monotonic() - self.written > 60 or epoch + 1 == self.params["epochs"]:
-            results.replace(self.path, self._write)
+            results.replace(self.path, self.model.save_weights)
             self.written = time.monotonic()
-
-    def _write(self, part):
-        with tempfile.TemporaryDirectory() as scratch:
-            whole = pathlib.Path(scratch) / "whole.weights.h5"
-            self.model.save_weights(whole)
-            shutil.copy(whole, part)
 
 
 def _optimizer(problem, stage, samples, batch_size):

@@ -34,7 +34,7 @@ def _stage(epochs, **fields):
 
 
 _ONE_STEP = _stage(5, optimizer="soap", learning_rate=3e-2, batch_size=500)
-_LEAST_SQUARES = _stage(1, optimizer="levenberg_marquardt", batch_size=15_000)
+_LEAST_SQUARES = _stage(2, optimizer="levenberg_marquardt", batch_size=15_000)
 
 #: What each method changes in the paper's record; epochs are shares of the time. Names after a plus are no fields, see
 #: `fit`.
@@ -66,7 +66,7 @@ METHODS = {
     "Soap, GELU, one step first": dict(_SOAP, activation="gelu", epochs=1, learning_rate=1e-3, stages=(_ONE_STEP,)),
     "Soap, GELU, one step first, least squares": dict(
         _SOAP, activation="gelu", epochs=1, learning_rate=1e-3,
-        stages=(dataclasses.replace(_ONE_STEP, epochs=3), dataclasses.replace(_LEAST_SQUARES, epochs=2)),
+        stages=(dataclasses.replace(_ONE_STEP, epochs=3), _LEAST_SQUARES),
     ),
     "standard": None,
 }  # fmt: skip
@@ -78,8 +78,8 @@ def record_of(benchmark, method):
     if changes is None:
         return problems.get(benchmark, members=MEMBERS), {}
     fields = {name: value for name, value in changes.items() if not name.startswith("+")}
-    other = {name[1:]: value for name, value in changes.items() if name.startswith("+")}
-    return problems.get(benchmark, "paper", members=MEMBERS, **{"epochs": 1, **fields}), other
+    extras = {name[1:]: value for name, value in changes.items() if name.startswith("+")}
+    return problems.get(benchmark, "paper", members=MEMBERS, **{"epochs": 1, **fields}), extras
 
 
 def scaled(record, factor):
@@ -92,19 +92,19 @@ def measure(benchmark, method, seconds):
     """Train a method on a benchmark for so long; return what came of it."""
     from fml_tf import training  # here alone is TensorFlow needed
 
-    record, other = record_of(benchmark, method)
+    record, extras = record_of(benchmark, method)
     bursts = _bursts(record)
-    model = build(record, other)
+    model = build(record, extras)
     trial = dataclasses.replace(
         record, epochs=3, stages=tuple(dataclasses.replace(stage, epochs=3) for stage in record.stages)
     )
     progress = training.Progress(every=10**9)
-    fit(model, trial, bursts, other, [progress])
+    fit(model, trial, bursts, extras, [progress])
     each = np.reshape(progress.epoch_seconds, (-1, 3)).min(axis=1)  # of each stage
     needed = np.dot(each, [stage.epochs for stage in (*record.stages, record)])
     record = scaled(record, seconds / needed)
-    model, progress = build(record, other), training.Progress(every=10**9)
-    fit(model, record, bursts, other, [progress])
+    model, progress = build(record, extras), training.Progress(every=10**9)
+    fit(model, record, bursts, extras, [progress])
     return {
         **judge(record, model),
         "loss": float(np.median(model.evaluate_members(bursts))),
@@ -119,30 +119,27 @@ def _bursts(record):
     path = folder / f"{record.id}-{record.memory_steps}-{record.multi_steps}.npy"
     if not path.exists():
         drawn = data.sample_bursts(record, seed=0)
-        results.replace(path, lambda part: np.save(part.open("wb"), drawn))
+        results.replace(path, lambda part: np.save(part, drawn))
     return np.load(path)
 
 
-def build(record, other):
+def build(record, extras):
     """Return the model of a record, with other initial weights or a loss of its own where the method asks for them."""
     from fml_tf import models, training
 
     model = training.build(record)
-    if "weights" in other:
-        kind = _weighted(models.FlowMap, other["weights"])
-    elif "initializer" in other:
-        kind = models.FlowMap
-    else:
-        return model
-    config = {**model.get_config(), "name": None, "activation": model.activation}
-    return kind.from_config({**config, "kernel_initializer": other.get("initializer", model.kernel_initializer)})
+    kind = _weighted(extras["weights"]) if "weights" in extras else models.FlowMap
+    initializer = extras.get("initializer", model.kernel_initializer)
+    config = {**model.get_config(), "name": None, "activation": model.activation, "kernel_initializer": initializer}
+    return kind.from_config(config)
 
 
-def _weighted(kind, factor):
-    """Return a flow map whose loss weighs each further step of a roll-out by a factor less."""
+def _weighted(factor):
+    """Return the kind of flow map whose loss weighs each further step of a roll-out by a factor less."""
+    from fml_tf import models
     from fml_tf._tensorflow import tf
 
-    class Weighted(kind):
+    class Weighted(models.FlowMap):
         def roll_out_losses(self, bursts, network):
             width = (self.memory_steps + 1) * self.state_dim
             window, target = bursts[:, :width], bursts[:, width:]
@@ -156,15 +153,15 @@ def _weighted(kind, factor):
     return Weighted
 
 
-def fit(model, record, bursts, other, callbacks):
+def fit(model, record, bursts, extras, callbacks):
     """Train as the record says, or with averaged weights."""
     from fml_tf import training
     from fml_tf.models import keras
 
-    if "average" not in other:
+    if "average" not in extras:
         training.train(model, record, bursts, callbacks=callbacks)
         return
-    swa = other["average"] == "swa"
+    swa = extras["average"] == "swa"
     ema = {} if swa else {"use_ema": True, "ema_momentum": 0.999}
     model.compile(keras.optimizers.Adam(record.learning_rate, **ema))
     weights = model.trainable_variables
@@ -183,16 +180,15 @@ def fit(model, record, bursts, other, callbacks):
             weight.assign(total / count[0])
 
 
-def test(record):
-    """Return histories and the states that follow; of a chaotic system from its attractor."""
-    chaotic = getattr(record.system, "exponent", None)
-    options = dict(steps=2500, spin_up=20.0) if chaotic else {}
-    return np.split(data.sample_trajectories(record, seed=1, **options), [record.memory_steps + 1], axis=1)
+def held_out(record, steps=2500):
+    """Return histories and the states that follow; of a chaotic system so many, from its attractor."""
+    options = dict(seed=2, steps=steps, spin_up=20.0) if record.exponent else dict(seed=1)
+    return np.split(data.sample_trajectories(record, **options), [record.memory_steps + 1], axis=1)
 
 
 def judge(record, model):
     """Return the score of the ensemble and of its median member on test trajectories, and how many stay bounded."""
-    history, truth = test(record)
+    history, truth = held_out(record)
     forecast = model.forecast(history, truth.shape[1])
     alone = [metrics.score(record, member, truth) for member in model.forecast(history, truth.shape[1], average=None)]
     return {
@@ -210,7 +206,7 @@ def table(found):
         cells = []
         for benchmark in columns:
             value = found[benchmark].get(method, {}).get("score")
-            form = ".1f" if getattr(problems.PAPER[benchmark].system, "exponent", None) else ".1e"
+            form = ".1f" if problems.PAPER[benchmark].exponent else ".1e"
             cells.append("" if value is None else "ran away" if not np.isfinite(value) else format(value, form))
         if any(cells):
             rows.append(f"| {method} | " + " | ".join(cells) + " |")
@@ -228,19 +224,21 @@ def main():
     if given.one:
         print(json.dumps(measure(given.benchmarks[0], given.methods[0], given.seconds)))
         return
-    found = json.loads(OUT.read_text()) if OUT.exists() else {}
+    found, failed = json.loads(OUT.read_text()) if OUT.exists() else {}, False
     for benchmark, method in itertools.product(given.benchmarks, [] if given.tables else given.methods):
         if method in found.setdefault(benchmark, {}) and found[benchmark][method]["limit"] == given.seconds:
             continue
         options = ["--benchmarks", benchmark, "--methods", method, "--seconds", str(given.seconds), "--one"]
         done = subprocess.run([sys.executable, __file__, *options], capture_output=True, text=True)
         if done.returncode:
+            failed = True
             print(f"{benchmark}, {method} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
             continue
         found[benchmark][method] = {**json.loads(done.stdout.splitlines()[-1]), "limit": given.seconds}
         print(f"{benchmark:6} {method:30} {found[benchmark][method]['score']:.3g}", flush=True)
         results.replace(OUT, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
     results.write_tables(PAGE, {"training": table(found)})
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
