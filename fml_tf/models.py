@@ -486,7 +486,7 @@ class FlowMap(keras.Model):
         self._initial_epoch = None  # Keras would start every later fit where one that was resumed did
         try:
             history = super().fit(
-                tf.data.Dataset.from_tensors(0),
+                _untuned(tf.data.Dataset.from_tensors(0)),
                 epochs=epochs, verbose=verbose, callbacks=callbacks, initial_epoch=initial_epoch, shuffle=False,
                 validation_data=validation_data, validation_freq=validation_freq,
             )  # fmt: skip
@@ -876,4 +876,12 @@ def _tiles(size):
 
 def _batches(array, batch_size):
     """Return an array as a dataset of batches, in its own type: Keras would cast float64 to its default float."""
-    return tf.data.Dataset.from_tensor_slices(array).batch(batch_size)
+    return _untuned(tf.data.Dataset.from_tensor_slices(array).batch(batch_size))
+
+
+def _untuned(dataset):
+    """Return a dataset without TensorFlow's autotuning, whose thread sleeps twice as long each time, up to a minute:
+    every iterator waits for it to wake before it ends, and an epoch of five seconds may take ten."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)

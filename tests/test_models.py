@@ -555,6 +555,21 @@ def test_float64_is_kept_end_to_end(bursts, compiled):
 # What Keras users know --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_no_iterator_waits_for_an_autotuning_thread(method, bursts, compiled, monkeypatch):
+    """Its thread sleeps for up to a minute, and the iterator's end waits for it."""
+    seen, original = [], getattr(keras.Model, method)
+
+    def watched(self, x, *args, **kwargs):
+        seen.append(x.options().autotune.enabled)
+        return original(self, x, *args, **kwargs)
+
+    monkeypatch.setattr(keras.Model, method, watched)
+    model, data = compiled(), bursts(33)
+    getattr(model, method)(data[:, : model.memory_steps + 1] if method == "predict" else data, batch_size=10, verbose=0)
+    assert seen == [False]
+
+
 def test_predict_is_one_step_of_the_ensemble_mean(bursts, compiled):
     model, history = compiled(memory_steps=2), bursts(7, 2)[:, :3]
     np.testing.assert_allclose(model.predict(history, verbose=0), model.forecast(history, 1)[:, 0], rtol=1e-12)
