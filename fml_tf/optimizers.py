@@ -1,5 +1,7 @@
 """Optimisers for ensembles: Adam in the eigenbases of each member's gradients, and each member's least squares."""
 
+import itertools
+
 import numpy as np
 
 from fml_tf import _checks
@@ -113,6 +115,9 @@ def _eigenvectors(variable):
 
 #: Weights of a member up to which `LevenbergMarquardt` works: for ten members JᵀJ alone takes 720 MB then.
 MOST_WEIGHTS = 3000
+
+#: Rows of JᵀJ that are worked out in one product.
+STRIP = 256
 
 
 @keras.saving.register_keras_serializable(package="fml_tf")
@@ -241,7 +246,8 @@ def _normal_equations(model, weights, bursts, chunk):
         return [total + tf.cast(more, "float64") / samples for total, more in zip(sums, parts, strict=True)]
 
     size = sum(weight.shape[1] * weight.shape[2] for weight in weights)
-    sums = [tf.zeros((model.members, *shape), "float64") for shape in ((size, size), (size,), ())]
+    strips = [(end - start, size - start) for start, end in _strips(size)]
+    sums = [tf.zeros((model.members, *shape), "float64") for shape in (*strips, (size,), ())]
     whole, shape = batch // chunk, (*bursts.shape[:2], chunk)
     if whole:
         sums = tf.while_loop(
@@ -249,11 +255,21 @@ def _normal_equations(model, weights, bursts, chunk):
             lambda place, *sums: (place + 1, *add(tf.slice(bursts, (0, 0, place * chunk), shape), sums)),
             (0, *sums),
         )[1:]
-    return add(bursts[:, :, whole * chunk :], sums) if batch % chunk else sums
+    *strips, slope, losses = add(bursts[:, :, whole * chunk :], sums) if batch % chunk else sums
+    upper = tf.concat([tf.pad(strip, ((0, 0), (0, 0), (size - strip.shape[2], 0))) for strip in strips], axis=1)
+    above = np.triu(np.ones((size, size), "bool"))
+    return tf.where(above, upper, tf.linalg.matrix_transpose(upper)), slope, losses
+
+
+def _strips(size):
+    """Return where the rows of JᵀJ are cut: each strip holds what stands right of the diagonal, which is all it takes,
+    since the matrix is symmetric."""
+    edges = [*range(0, size, STRIP), size]
+    return list(itertools.pairwise(edges))
 
 
 def _products(model, weights, bursts):
-    """Return JᵀJ, Jᵀr and the sum of squares over some bursts, each divided by the number of steps.
+    """Return the strips of JᵀJ, Jᵀr and the sum of squares over some bursts, each divided by the number of steps.
 
     With S_k the derivative of the k-th predicted state by the weights, one `(member, weight, batch)` a variable, and G
     the network's derivative by its window: S_k = (direct part) + sum over the predicted entries j in the window of
@@ -262,7 +278,7 @@ def _products(model, weights, bursts):
     width, past, state_dim = (model.memory_steps + 1) * model.state_dim, model.memory_steps + 1, model.state_dim
     window, target = bursts[:, :width], bursts[:, width:]
     steps = target.shape[1] // state_dim
-    sums, sensitivities = [0, 0, 0], []
+    sums, sensitivities = None, []
     for step in range(steps):
         state, by_weights, by_window = _derivatives(model, weights, window)
         error = state - target[:, step * state_dim : (step + 1) * state_dim]
@@ -275,12 +291,14 @@ def _products(model, weights, bursts):
                 by_weights[i] += sensitivities[-1][i]
             # One product a variable: summed over a batch axis in one call, XLA on the CPU gets them wrong.
             residual = tf.cast(error[:, i, :, None], "float32")
-            parts = (
-                tf.matmul(by_weights[i], by_weights[i], transpose_b=True),
+            rows = by_weights[i]
+            parts = [
+                *(tf.matmul(rows[:, a:b], rows[:, a:], transpose_b=True) for a, b in _strips(rows.shape[1])),
                 tf.matmul(by_weights[i], residual)[..., 0],
                 tf.reduce_sum(tf.square(error[:, i]), axis=1),
-            )
-            sums = [a + b / steps for a, b in zip(sums, parts, strict=True)]
+            ]
+            parts = [part / steps for part in parts]
+            sums = [a + b for a, b in zip(sums, parts, strict=True)] if sums else parts
         sensitivities.append(by_weights)
         window = model.shift(window, state)
     return sums
