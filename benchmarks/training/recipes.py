@@ -5,8 +5,9 @@
 `paper` is the paper's recipe to the letter, the reference of every claim about accuracy: batches of 200, 10,000 epochs,
 Adam with a learning rate of 1e-4, the plain residual form; with ten members where networks are smallest and fewer where
 hours would turn to days, so what is compared with it must have as many. `skip` is the standard preset with a linear
-skip path. A training is backed up once a minute under runs/: after an interruption, on another day too, call again.
-Where it would pass `--hours` it is stopped, and the result has the epochs that it trained.
+skip path. A training is backed up once a minute in results/<preset>/unfinished/: after an interruption call again, or
+commit that folder and call on another day or machine. Where it would pass `--hours` it is stopped, and the result has
+the epochs that it trained. Other work may run beside it: seconds "quiet" are those of its fastest epochs, for all.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import dataclasses
 import json
 import shutil
 
+import compare
 import numpy as np
 
 from fml_tf import data, metrics, problems, results, training
@@ -34,14 +36,13 @@ class Limit(keras.callbacks.Callback):
         self.model.stop_training |= sum(log["seconds"] for log in self.model.epoch_logs) > self.seconds
 
 
-def judge(problem, model, *, seed=1):
+def judge(problem, model):
     """Return errors of the paper's test `(trajectory, time)`, and what else a run reports."""
-    past = problem.memory_steps + 1
-    history, truth = np.split(data.sample_trajectories(problem, seed=seed), [past], axis=1)
+    history, truth = np.split(data.sample_trajectories(problem, seed=1), [problem.memory_steps + 1], axis=1)
     forecast = model.forecast(history, problem.horizon)
     found = {"bounded_fraction": metrics.bounded_fraction(forecast, *model.data_range.numpy())}
-    if getattr(problem.system, "exponent", None):
-        start, after = np.split(data.sample_trajectories(problem, seed=seed + 1, spin_up=20.0), [past], axis=1)
+    if problem.exponent:
+        start, after = compare.held_out(problem, problem.horizon)
         found["valid_prediction_time"] = metrics.score(problem, model.forecast(start, problem.horizon), after)
     return metrics.l2_error(forecast, truth), found
 
@@ -55,18 +56,22 @@ def train(name, preset, hours):
     model = training.build(problem, seed=0)
     initial = model.evaluate_members(bursts)
     callbacks = [Limit(3600 * hours), training.Progress(every=500)]
-    seconds = training.train(model, problem, bursts, seed=0, callbacks=callbacks, backup=folder / "backup")
+    target = results.committed(name, preset)
+    backup = target.parent / "unfinished" / name
+    seconds = {"train": training.train(model, problem, bursts, seed=0, callbacks=callbacks, backup=backup)}
+    results.write_model(folder, model)
+    backup.rmdir()
+    if not problem.stages:
+        each = [log["seconds"] for log in model.epoch_logs]
+        seconds["quiet"] = len(each) * float(np.quantile(each, 0.1))
     final = model.evaluate_members(bursts)
     errors, found = judge(problem, model)
     trained = dataclasses.replace(problem, epochs=len(model.member_losses) - problem.stage_epochs)
     record = results.describe(
-        trained, errors, loss_initial=initial, loss_final=final, seconds={"train": seconds},
+        trained, errors, loss_initial=initial, loss_final=final, seconds=seconds,
         seeds={"train": 0, "test": 1, "members": 0}, data_hash=data.fingerprint(bursts), **found,
     )  # fmt: skip
     results.write_metrics(folder, record)
-    results.write_model(folder, model)
-    target = results.committed(name, preset)
-    target.parent.mkdir(parents=True, exist_ok=True)
     for source, place in (("metrics.json", target), ("model.keras", target.with_suffix(".keras"))):
         results.replace(place, lambda part, source=source: shutil.copy(folder / source, part))
     print(json.dumps({key: record[key] for key in ("benchmark", "mean_error", "seconds")} | found), flush=True)
