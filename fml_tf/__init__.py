@@ -1,8 +1,9 @@
 """Flow map learning on TensorFlow and Keras: predict an unknown dynamical system from its trajectories.
 
 Modules, each imported by name: ``systems``, ``problems``, ``data``, ``models``, ``optimizers``, ``training``,
-``polynomials``, ``memory``, ``metrics``, ``plots``, ``results``. Importing the package loads neither TensorFlow nor
-Keras; it selects Keras's TensorFlow backend and a quiet TensorFlow log where the environment leaves them open.
+``polynomials``, ``memory``, ``metrics``, ``plots``, ``results``, ``runs``, ``sweeps``, ``reports``, ``devices``.
+Importing the package loads neither TensorFlow nor Keras; it selects Keras's TensorFlow backend and a quiet TensorFlow
+log where the environment leaves them open.
 """
 
 import os

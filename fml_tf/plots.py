@@ -145,3 +145,54 @@ def memory(choice, *, ax=None):
     ax.set(xlabel="memory steps $n_M$", ylabel="relative to the data's deviation")
     ax.legend()
     return ax
+
+
+def spread(x, values, *, label=None, ax=None):
+    """Draw the mean of several values at each place, the band from the least to the largest, and the values as dots.
+
+    Args:
+        x: `(place,)`, numbers or names.
+        values: for each place its values, any number of them.
+        label: of the line.
+        ax: axes to draw on; new ones by default.
+    """
+    ax = ax or plt.subplots()[1]
+    numbers = all(isinstance(place, int | float) for place in x)
+    order = np.argsort(x) if numbers else np.arange(len(x))
+    x, values = [x[i] for i in order], [np.asarray(values[i], "float64") for i in order]
+    x = x if numbers else [str(place) for place in x]
+    finite = [found[np.isfinite(found)] for found in values]
+    mean, low, high = ([f(found) if len(found) else np.nan for found in finite] for f in (np.mean, np.min, np.max))
+    (line,) = ax.plot(x, mean, "-", label=label)
+    ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    for place, found in zip(x, finite, strict=True):
+        ax.plot([place] * len(found), found, "o", color=line.get_color(), markersize=3)
+    shown = np.concatenate([line.get_ydata() for line in ax.get_lines()])
+    shown = shown[np.isfinite(shown)]
+    if len(shown) and shown.min() > 0 and shown.max() / shown.min() > 10:
+        ax.set_yscale("log")
+    if numbers and min(x) > 0 and max(x) / min(x) >= 20:
+        ax.set_xscale("log")
+    return ax
+
+
+def heat_map(x, y, values, *, names, label, ax=None):
+    """Draw values over two parameters as colours, on a log scale where they span more than a factor of ten.
+
+    Args:
+        x, y: values of the two parameters, rising.
+        values: `(len(y), len(x))`; what is not finite stays blank.
+        names: names of the two parameters.
+        label: of the values.
+        ax: axes to draw on; new ones by default.
+    """
+    ax = ax or plt.subplots()[1]
+    values = np.ma.masked_invalid(values)
+    wide = values.count() and values.min() > 0 and values.max() / values.min() > 10
+    mesh = ax.pcolormesh(values, norm="log" if wide else "linear", cmap="viridis")
+    ax.figure.colorbar(mesh, ax=ax, label=label)
+    ax.set_xticks(np.arange(len(x)) + 0.5, [f"{value:g}" for value in x])
+    ax.set_yticks(np.arange(len(y)) + 0.5, [f"{value:g}" for value in y])
+    ax.set(xlabel=names[0].replace("_", " "), ylabel=names[1].replace("_", " "))
+    ax.grid(False)
+    return ax

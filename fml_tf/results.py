@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import tempfile
+import uuid
 import zipfile
 
 import numpy as np
@@ -43,9 +44,8 @@ def run_folder(problem, out_dir: str | None = None) -> pathlib.Path:
     Raises:
         ValueError: if it cannot be made or written to.
     """
-    base = ROOT if (ROOT / "notebooks").is_dir() else pathlib.Path.cwd()
     name = problem if isinstance(problem, str) else f"{problem.id}-{problem.preset}"
-    folder = pathlib.Path(out_dir).expanduser() if out_dir else base / "runs" / name
+    folder = pathlib.Path(out_dir).expanduser() if out_dir else base() / "runs" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -53,6 +53,11 @@ def run_folder(problem, out_dir: str | None = None) -> pathlib.Path:
     if not os.access(folder, os.W_OK):
         raise ValueError(f"the folder {folder} cannot be written to: give another out_dir.")
     return folder
+
+
+def base() -> pathlib.Path:
+    """Return the repository, or the current folder where the package is installed without one."""
+    return ROOT if (ROOT / "notebooks").is_dir() else pathlib.Path.cwd()
 
 
 def describe(problem, errors, *, loss_initial, loss_final, bounded_fraction, **given) -> dict:
@@ -107,7 +112,11 @@ def write_metrics(folder, values: dict) -> pathlib.Path:
     missing = [key for key in KEYS if key not in values]
     if missing:
         raise ValueError(f"metrics lack {', '.join(missing)}: results.describe gives most of them.")
-    path = pathlib.Path(folder) / "metrics.json"
+    return write_json(pathlib.Path(folder) / "metrics.json", values)
+
+
+def write_json(path, values) -> pathlib.Path:
+    """Write values as JSON, whole or not at all; numbers that are not finite become null."""
     replace(path, lambda part: part.write_text(_json(values)))
     return path
 
@@ -174,12 +183,17 @@ def source_hash(name: str) -> str:
 
     Of the record, what is not a default: an option that is added later makes nothing stale.
     """
-    code = ["".join(cell["source"]) for cell in _read(notebook_of(name))["cells"] if cell["cell_type"] == "code"]
+    code = code_of(notebook_of(name))
     if name in topics():
         decided = [_read(committed(benchmark)).get("source") for benchmark in problems.PAPER]
     else:
         decided = _plain(problems.get(name).choices())
     return hashlib.sha256(json.dumps([code, decided, NUMERICS]).encode()).hexdigest()[:16]
+
+
+def code_of(notebook) -> list[str]:
+    """Return the source of each code cell of a notebook."""
+    return ["".join(cell["source"]) for cell in _read(notebook)["cells"] if cell["cell_type"] == "code"]
 
 
 def is_stale(name: str) -> bool:
@@ -195,7 +209,7 @@ def commit_run(benchmark: str, executed, folder) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     _commit_notebook(benchmark, executed)
     values["source"] = source_hash(benchmark)
-    replace(target, lambda part: part.write_text(_json(values)))
+    write_json(target, values)
     replace(target.with_suffix(".keras"), lambda part: shutil.copy(pathlib.Path(folder) / "model.keras", part))
     for name in README_FIGURES.get(benchmark, ()):
         figure = pathlib.Path(folder) / f"{name}.png"
@@ -290,7 +304,7 @@ def write_tables(path, tables: dict[str, str]) -> None:
 
 def replace(path, write):
     """Let `write` fill a file beside `path`, then move it there in one step."""
-    part = path.with_name(f".part-{path.name}")  # of the same ending, by which writers choose a format
+    part = path.with_name(f".part-{uuid.uuid4().hex[:8]}-{path.name}")  # the ending, by which writers choose a format
     try:
         write(part)
         os.replace(part, path)

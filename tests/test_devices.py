@@ -1,13 +1,14 @@
 """Several devices, and a GPU where there is one."""
 
 import os
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from fml_tf import models
+from fml_tf import devices, models
 from fml_tf._tensorflow import gpus, keras, tf
 
 ON_TWO_DEVICES = """
@@ -87,3 +88,50 @@ def test_the_compiled_epoch_runs_on_the_gpu_and_agrees_with_the_cpu():
             forecasts.append(model.forecast(bursts[:5, :3], 20))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
     np.testing.assert_allclose(forecasts[0], forecasts[1], atol=1e-3)
+
+
+def test_the_self_check_sees_wrong_arithmetic(monkeypatch):
+    assert 0 < devices.check() < 1e-5
+    right = models.FlowMap.forecast
+    monkeypatch.setattr(models.FlowMap, "forecast", lambda *given: right(*given) * 1.001)
+    assert devices.check() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("seen", "present", "built", "platform", "hidden", "expected"),
+    [
+        ([], False, True, "linux", None, None),
+        (["GPU:0"], True, True, "linux", None, None),
+        ([], True, True, "linux", None, r"tensorflow\[and-cuda\]"),
+        ([], True, True, "linux", "-1", "CUDA_VISIBLE_DEVICES hides it"),
+        ([], True, False, "linux", None, "built for CPUs alone"),
+        ([], True, True, "win32", None, "use WSL 2"),
+    ],
+)
+def test_advice_is_given_where_a_gpu_is_present_but_not_seen(
+    monkeypatch, seen, present, built, platform, hidden, expected
+):
+    monkeypatch.setattr(devices, "gpus", seen)
+    monkeypatch.setattr(devices, "gpu_present", lambda: present)
+    monkeypatch.setattr(devices.tf.test, "is_built_with_cuda", lambda: built)
+    monkeypatch.setattr(devices.sys, "platform", platform)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    advice = devices.advice()
+    assert len(advice) == (expected is not None)
+    assert expected is None or re.search(expected, advice[0])
+
+
+def test_a_gpu_is_found_by_the_drivers_command(monkeypatch, tmp_path):
+    command = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "none")
+    assert not devices.gpu_present()
+    for text, found in (("echo 'GPU 0: H200'", True), ("exit 9", False), ("echo 'No devices were found'", False)):
+        command.write_text(f"#!/bin/sh\n{text}\n")
+        command.chmod(0o755)
+        assert devices.gpu_present() == found
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "0000:01:00.0").touch()
+    assert devices.gpu_present()

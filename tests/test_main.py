@@ -1,6 +1,7 @@
 """The command line: what it runs, and what it refuses before running anything."""
 
 import pathlib
+import re
 import shutil
 
 import nbformat
@@ -38,10 +39,42 @@ def test_bad_calls_are_refused_with_exit_code_2(invoke, arguments, message):
     assert message in " ".join(done.output.split())
 
 
-def test_parameters_take_the_declared_types():
-    notebook = results.notebook_of("5.1.1")
-    given = [("epochs", "3"), ("learning_rate", "1e-4"), ("activation", "gelu")]
-    assert cli._parameters(notebook, given) == {"epochs": 3, "learning_rate": 1e-4, "activation": "gelu"}
+def test_parameters_reach_the_notebook_in_the_declared_types(invoke, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(cli.runs, "execute", lambda notebook, executed, parameters: given.append(parameters))
+    monkeypatch.setattr(cli, "_report", lambda *_: None)
+    options = ["-p", "epochs", "3", "-p", "learning_rate", "1e-4", "-p", "activation", "gelu", "--out", tmp_path]
+    assert invoke("run", "5.1.1", "--preset", "quick", *options).exit_code == 0
+    expected = {"epochs": 3, "learning_rate": 1e-4, "activation": "gelu", "preset": "quick", "out_dir": str(tmp_path)}
+    assert given == [expected]
+
+
+def test_the_benchmarks_are_listed_with_their_key_parameters(invoke):
+    done = invoke("list")
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert [line.split()[0] for line in lines[1:12]] == list(problems.PAPER)
+    assert lines[8].split()[:10] == ["5.4.1", "3", "of", "3", "0", "10", "30", "×", "30", "×"]
+
+
+def test_info_says_what_is_used_and_checks_it(invoke, monkeypatch):
+    from fml_tf import devices
+
+    done = invoke("info")
+    assert done.exit_code == 0, done.output
+    for name in ("tensorflow", "devices", "threads", "XLA"):
+        assert re.search(rf"^{name} +\S", done.output, re.MULTILINE)
+    assert re.search(r"differs from NumPy's by \d\.\de-0[678]: good", done.output)
+    monkeypatch.setattr(devices, "check", lambda: 0.5)
+    assert invoke("info").exit_code == 1
+
+
+def test_memory_is_chosen_as_the_theory_says(invoke):
+    done = invoke("memory", "5.2.2", "--model", "polynomial")
+    assert done.exit_code == 0, done.output
+    assert "n_M = 1, memory time 0.01" in done.output
+    assert invoke("memory", "5.2.2", "--model", "polynomial", "--tolerance", "1e-16").exit_code == 1
+    assert invoke("memory", "5.9.9").exit_code == 2
 
 
 def test_fresh_notebooks_are_left_alone(invoke, monkeypatch):
