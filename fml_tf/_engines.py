@@ -46,7 +46,7 @@ def borrowed_parts(model):
     """Lend the engines that train a model, with their members' state in them: pairs of an engine and its members."""
     with _LOCK:
         whole = gpus or not model.jit_compile or _least_squares(model) or not _shares(model)
-        count = 1 if whole else max(1, min(_cores(), MOST_PARTS, model.members // LEAST_MEMBERS))
+        count = 1 if whole else max(1, min(cores(), MOST_PARTS, model.members // LEAST_MEMBERS))
         edges = [round(place * model.members / count) for place in range(count + 1)]
         parts = [slice(*edge) for edge in itertools.pairwise(edges)]
         engines = [_of(model, part.stop - part.start, place) for place, part in enumerate(parts)]
@@ -96,10 +96,12 @@ def _least_squares(model):
     return isinstance(model.optimizer, optimizers.LevenbergMarquardt)
 
 
-def _cores():
-    """Return the number of cores that this process may use."""
+def cores():
+    """Return the number of cores that this process may use: those it is bound to, or fewer where TensorFlow was told
+    so, by its own call or by its environment variable."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, tf.config.threading.get_intra_op_parallelism_threads() or allowed)
+    told = tf.config.threading.get_intra_op_parallelism_threads() or os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    return min(allowed, int(told or 0) or allowed)
 
 
 def _shares(model):

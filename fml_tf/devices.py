@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from fml_tf import models, results
+from fml_tf import _engines, models, results
 from fml_tf._tensorflow import gpus, tf
 
 #: Where NVIDIA's driver lists its GPUs on Linux.
@@ -19,14 +19,13 @@ DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
 def describe() -> dict[str, str]:
     """Return versions, devices, and what is in force, each as a line of text."""
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.environ.get("TF_NUM_INTRAOP_THREADS")
     model = models.FlowMap(1, hidden=(2,))
     model.compile()
     return {
         **results.versions(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "devices": ", ".join(["CPU", *names]),
-        "threads": str(threads or "as many as there are cores, TensorFlow's choice"),
+        "threads": str(_engines.cores()),
         "XLA": "on, for training and forecasts" if model.jit_compile else "off",
     }
 

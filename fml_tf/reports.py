@@ -88,7 +88,8 @@ def _groups(done):
 
 def _csv(lines):
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    columns = list(dict.fromkeys(itertools.chain(*lines)))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
@@ -108,16 +109,17 @@ def draw(done: list[dict], names: list[str], metric: str):
     if len(names) == 2 and all(len(values) >= 4 and _numbers(values) for values in axis):
         plots.heat_map(*_map(groups, names, axis), names=names, label=_words(metric), ax=ax)
         return figure
-    for value in axis[1] if len(names) == 2 else [None]:
-        line = [(s, y) for s, y in groups if value is None or s.get(names[1]) == value]
+    two = len(names) == 2
+    for value in axis[1] if two else [None]:
+        line = [(swept, found) for swept, found in groups if not two or swept.get(names[1]) == value]
         plots.spread(
             [swept.get(names[0]) for swept, _ in line],
-            [np.array([np.nan if y is None else y for y in values]) for _, values in line],
-            label=None if value is None else f"{_words(names[1])} = {value}",
+            [np.array([np.nan if y is None else y for y in found]) for _, found in line],
+            label=f"{_words(names[1])} = {value}" if two else None,
             ax=ax,
         )
     ax.set(xlabel=_words(names[0]), ylabel=_words(metric))
-    if len(names) == 2:
+    if two:
         ax.legend()
     return figure
 

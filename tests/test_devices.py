@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from fml_tf import devices, models
+from fml_tf import _engines, devices, models
 from fml_tf._tensorflow import gpus, keras, tf
 
 ON_TWO_DEVICES = """
@@ -88,6 +88,17 @@ def test_the_compiled_epoch_runs_on_the_gpu_and_agrees_with_the_cpu():
             forecasts.append(model.forecast(bursts[:5, :3], 20))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
     np.testing.assert_allclose(forecasts[0], forecasts[1], atol=1e-3)
+
+
+def test_threads_are_those_that_tensorflow_was_told(monkeypatch):
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    allowed = _engines.cores()
+    assert allowed >= 1
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+    assert _engines.cores() == 1
+    assert devices.describe()["threads"] == "1"
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", str(allowed + 5))
+    assert _engines.cores() == allowed
 
 
 def test_the_self_check_sees_wrong_arithmetic(monkeypatch):

@@ -443,7 +443,7 @@ def in_parts(monkeypatch):
     """Return a function that has ensembles train in so many parts from here on, with engines of their own."""
 
     def of(count):
-        monkeypatch.setattr(_engines, "_cores", lambda: count)
+        monkeypatch.setattr(_engines, "cores", lambda: count)
         monkeypatch.setattr(_engines, "_ENGINES", {})
 
     return of

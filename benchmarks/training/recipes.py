@@ -1,6 +1,8 @@
 """Train benchmarks with a preset, without their notebooks, and write what comes of it to results/<preset>/.
 
     python benchmarks/training/recipes.py paper [5.1.1 ...] [--hours 6]
+    python benchmarks/training/recipes.py skip
+    python benchmarks/training/recipes.py table     # beside the committed runs and polynomials, in docs/accuracy.md
 
 `paper` is the paper's recipe to the letter, the reference of every claim about accuracy: batches of 200, 10,000 epochs,
 Adam with a learning rate of 1e-4, the plain residual form; with ten members where networks are smallest and fewer where
@@ -18,11 +20,18 @@ import shutil
 import compare
 import numpy as np
 
-from fml_tf import data, metrics, problems, results, training
+from fml_tf import data, metrics, models, polynomials, problems, results, training
 from fml_tf.models import keras
 
 #: Members of the paper's recipe; one of the benchmarks that are not here.
 MEMBERS = {"5.1.1": 10, "5.3.1": 10} | dict.fromkeys(("5.1.2", "5.2.1", "5.2.2", "5.3.2", "5.3.3"), 3)
+
+#: Degree, axes and noise of the polynomials that notebooks/topics/polynomials.ipynb chooses.
+POLYNOMIALS = dict.fromkeys(("5.1.2", "5.2.1", "5.2.2", "5.5.1"), (1, None, 0.0)) | {
+    "5.1.1": (2, None, 0.0), "5.3.1": (9, None, 0.0), "5.3.2": (5, 4, 1e-6), "5.3.3": (3, 6, 0.0),
+    "5.4.1": (8, None, 0.0), "5.4.2": (5, 6, 1e-6), "5.4.3": (5, 6, 1e-6),
+}  # fmt: skip
+PAGE = results.ROOT / "docs" / "accuracy.md"
 
 
 class Limit(keras.callbacks.Callback):
@@ -77,12 +86,62 @@ def train(name, preset, hours):
     print(json.dumps({key: record[key] for key in ("benchmark", "mean_error", "seconds")} | found), flush=True)
 
 
+def polynomial(problem):
+    """Return the polynomial flow map of a benchmark, fitted to the data of its networks."""
+    degree, axes, noise = POLYNOMIALS[problem.id]
+    bursts = data.add_noise(data.sample_bursts(problem, seed=0), noise, memory_steps=problem.memory_steps)
+    shape = dict(memory_steps=problem.memory_steps, degree=degree, most_axes=axes)
+    return polynomials.PolynomialFlowMap(bursts.shape[-1], **shape).fit(bursts)
+
+
+def score(problem, model):
+    """Return the valid prediction time of a forecast of a chaotic system, the mean error of any other."""
+    errors, found = judge(problem, model)
+    return found.get("valid_prediction_time", float(errors.mean()))
+
+
+def table():
+    """Return what the recipes reach as Markdown, and ours with as many members as the paper's recipe was run with."""
+    rows = [
+        "| benchmark | members | paper's recipe | its minutes | ours | gain | our minutes | skip | polynomial |",
+        "|---" * 9 + "|",
+    ]
+    for name, record in problems.PAPER.items():
+        form, key = (".1f", "valid_prediction_time") if record.exponent else (".1e", "mean_error")
+        paper, skip, ours = (_committed(name, preset) for preset in ("paper", "skip", "standard"))
+        members = len((paper or ours)["loss_final"])
+        mine = score(record, models.load_pretrained(name).member(slice(members)))
+        theirs = ["", "", format(mine, form), ""]
+        if paper:
+            gain = f"+{mine - paper[key]:.1f}" if record.exponent else f"{paper[key] / mine:,.0f}×"
+            minutes = paper["seconds"].get("quiet", paper["seconds"]["train"]) / 60
+            theirs = [format(paper[key], form) + _unfinished(paper), f"{minutes:.0f}", format(mine, form), gain]
+        rest = [f"{ours['seconds']['train'] / 60:.1f}", format(skip[key], form) if skip else ""]
+        best = format(score(record, polynomial(record)), form)
+        rows.append("| " + " | ".join([name, str(members), *theirs, *rest, best]) + " |")
+    return "\n".join(rows)
+
+
+def _committed(name, preset):
+    path = results.committed(name, preset)
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _unfinished(values):
+    """Say after how many epochs a training was stopped, if it was."""
+    epochs = values["parameters"]["epochs"]
+    return f" (after {epochs:,} epochs)" if epochs < problems.PAPER[values["benchmark"]].epochs else ""
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("preset", choices=["paper", "skip"])
+    parser.add_argument("preset", choices=["paper", "skip", "table"])
     parser.add_argument("benchmarks", nargs="*", help="numbers in the paper; by default all that have no result")
     parser.add_argument("--hours", type=float, default=6, help="longest training")
     given = parser.parse_args()
+    if given.preset == "table":
+        results.write_tables(PAGE, {"recipes": table()})
+        return
     missing = [name for name in problems.PAPER if not results.committed(name, given.preset).exists()]
     for name in given.benchmarks or missing:
         print(f"{name}: training", flush=True)
