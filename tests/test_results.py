@@ -94,12 +94,13 @@ def test_text_makes_nothing_stale_but_code_record_and_numerics_do(checkout, monk
 
 
 def test_topic_is_stale_when_its_code_or_an_ensemble_changes(checkout):
-    name = results.topics()[0]
+    name, other = "lorenz_judged", "choosing_memory"
     assert not results.is_stale(name)
     metrics = checkout / "results/standard/5.4.1.json"
     text = metrics.read_text()
     metrics.write_text(json.dumps({**json.loads(text), "source": "another"}))
     assert results.is_stale(name)
+    assert not results.is_stale(other), "it loads none"
     metrics.write_text(text)
     path = results.notebook_of(name)
     notebook = json.loads(path.read_text())
@@ -151,8 +152,8 @@ def test_committed_results_are_complete_fresh_and_good(path):
 
 #: Largest mean l2 error that the standard run of each benchmark may have.
 TARGETS = {
-    "5.1.1": 1e-4, "5.1.2": 2e-4, "5.2.1": 5e-5, "5.2.2": 3e-4, "5.3.1": 2e-3, "5.3.2": 5e-2, "5.3.3": 5e-2,
-    "5.5.1": 1e-2,
+    "5.1.1": 5e-6, "5.1.2": 3e-5, "5.2.1": 5e-6, "5.2.2": 3e-5, "5.3.1": 1e-4, "5.3.2": 3e-2, "5.3.3": 1e-2,
+    "5.5.1": 2e-4,
 }  # fmt: skip
 
 
@@ -164,17 +165,9 @@ def test_standard_runs_meet_their_targets(benchmark):
     assert values["mean_error"] < values["baseline_errors"]["persistence"] / 20
 
 
-def test_the_standard_run_of_5_1_1_meets_its_target():
-    values = json.loads(results.committed("5.1.1").read_text())
-    assert values["mean_error"] <= 1e-4
-    assert values["loss_decades"] > 4
-    assert len(values["loss_final"]) == 10
-    assert values["mean_error"] < values["baseline_errors"]["persistence"] / 1000
-
-
 @pytest.mark.parametrize("benchmark", [b for b in BENCHMARKS if b.startswith("5.4")])
 def test_standard_runs_of_lorenz_are_valid_long_and_on_the_attractor(benchmark):
-    lyapunov_times = {"5.4.1": 6, "5.4.2": 3, "5.4.3": 3}[benchmark]
+    lyapunov_times = {"5.4.1": 8.5, "5.4.2": 5, "5.4.3": 4.5}[benchmark]
     values = json.loads(results.committed(benchmark).read_text())
     assert values["valid_prediction_time"] >= lyapunov_times
     assert len(values["errors"]) == 10_000
