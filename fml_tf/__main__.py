@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import errno
 import functools
 import pathlib
 import sys
@@ -112,9 +113,10 @@ def sweep(file, out_dir, workers, threads, dask, shard, retry):
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
-        raise click.ClickException(
-            f"{error.strerror}: {error.filename or folder}. What was done is kept: make room, and call again."
-        ) from error
+        what = f"{error.strerror}: {error.filename or folder}"
+        if error.errno != errno.ENOSPC:
+            raise click.UsageError(f"{what}: give another --out.") from error
+        raise click.ClickException(f"{what}. What was done is kept: make room, and call again.") from error
     except KeyboardInterrupt:
         click.echo("interrupted: call again to run what is missing", err=True)
         sys.exit(130)
@@ -155,6 +157,8 @@ def report(folder, metric, out):
             click.echo(_shown(path))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.UsageError(f"{error.strerror}: {error.filename}: give another --out.") from error
 
 
 @main.command("list")

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 import pathlib
 
 import numpy as np
@@ -53,11 +54,13 @@ def table(rows: list[dict]) -> list[dict]:
     known = list(dict.fromkeys(itertools.chain(*(row["results"] for row in rows))))
     steady = [name for name in known if not name.startswith("seconds_")]
     timed = [name for name in known if name.startswith("seconds_")]
+    own = ("run", "seed", "repeat", "state", "reason", *VOLATILE)
+    column = {name: f"result_{name}" if name in (*own, *names) else name for name in known}
     return [
         {"run": row["id"]}
-        | {name: row["swept"].get(name) for name in names}
+        | {f"parameter_{name}" if name in own else name: row["swept"].get(name) for name in names}
         | {name: row[name] for name in ("seed", "repeat", "state", "reason")}
-        | {name: row["results"].get(name) for name in (*steady, *timed)}
+        | {column[name]: row["results"].get(name) for name in (*steady, *timed)}
         | {name: row[name] for name in VOLATILE}
         for row in rows
     ]
@@ -82,8 +85,8 @@ def _groups(done):
     """Return (swept parameters, their runs), in the order of the manifest."""
     groups = {}
     for row in done:
-        groups.setdefault(tuple(row["swept"].items()), []).append(row)
-    return [(dict(key), runs) for key, runs in groups.items()]
+        groups.setdefault(json.dumps(row["swept"]), []).append(row)
+    return [(runs[0]["swept"], runs) for runs in groups.values()]
 
 
 def _csv(lines):
@@ -103,7 +106,10 @@ def draw(done: list[dict], names: list[str], metric: str):
     from fml_tf import plots
 
     plots.use_style()
-    groups = [(swept, [row["results"].get(metric) for row in runs]) for swept, runs in _groups(done)]
+    groups = [
+        ({name: _shown(swept.get(name)) for name in names}, [row["results"].get(metric) for row in runs])
+        for swept, runs in _groups(done)
+    ]
     axis = [_values(groups, name) for name in names]
     figure, ax = plt.subplots()
     if len(names) == 2 and all(len(values) >= 4 and _numbers(values) for values in axis):
@@ -124,6 +130,12 @@ def draw(done: list[dict], names: list[str], metric: str):
     return figure
 
 
+def _shown(value):
+    """Return a value as a figure shows it: numbers as they are, all else as text."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number else str(value).replace("$", r"\$")
+
+
 def _values(groups, name):
     return list(dict.fromkeys(swept.get(name) for swept, _ in groups))
 
@@ -134,9 +146,9 @@ def _numbers(values):
 
 def _map(groups, names, axis):
     x, y = (sorted(values) for values in axis)
-    mean = {(swept[names[0]], swept[names[1]]): np.nanmean(np.array(found, "float64")) for swept, found in groups}
-    return x, y, np.array([[mean.get((a, b), np.nan) for a in x] for b in y])
+    found = {tuple(swept.values()): [value for value in values if value is not None] for swept, values in groups}
+    return x, y, np.array([[np.mean(found.get((a, b)) or np.nan) for a in x] for b in y])
 
 
 def _words(name):
-    return name.replace("_", " ")
+    return name.replace("_", " ").replace("$", r"\$")

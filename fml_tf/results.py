@@ -308,6 +308,8 @@ def replace(path, write):
     part = path.with_name(f".part-{uuid.uuid4().hex[:8]}-{path.name}")  # the ending, by which writers choose a format
     try:
         write(part)
+        with open(part, "r+b") as file:
+            os.fsync(file.fileno())  # or a power cut could leave the new name without its content
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

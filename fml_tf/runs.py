@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import pathlib
 import platform
@@ -119,7 +120,10 @@ def declared(notebook) -> dict[str, str]:
     """
     import papermill
 
-    found = papermill.inspect_notebook(str(notebook))
+    try:
+        found = papermill.inspect_notebook(str(notebook))
+    except ValueError as error:
+        raise ValueError(f"{notebook} is not a notebook: expected a file as JupyterLab writes it (.ipynb).") from error
     if not found:
         raise ValueError(f"{notebook} has no cell tagged 'parameters': tag the one that sets what is to be varied.")
     return {name: parameter["inferred_type_name"] for name, parameter in found.items()}
@@ -127,26 +131,36 @@ def declared(notebook) -> dict[str, str]:
 
 def _typed(name, value, kind):
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    wanted = {"int": int, "float": float, "str": str, "bool": bool}.get(kind)
     if value is None:
         return None
-    wanted = {"int": int, "float": float, "str": str, "bool": bool}.get(kind)
-    if isinstance(value, dict | list | tuple) or hasattr(value, "tolist"):
-        if wanted is None and isinstance(value, list | dict):
-            return value
-        raise ValueError(
-            f"parameter {name}={value!r}: expected one {wanted.__name__ if wanted else 'plain value'}; values to sweep "
-            "over stand in a list under grid."
-        )
-    if wanted is type(value):
-        return value
     if wanted is None:  # not declared: as it is, but for 1e-4, which YAML takes for text
+        if not _is_plain(value):
+            raise ValueError(
+                f"parameter {name}={value!r}: expected one plain value, a finite number or text in quotes."
+            )
         return float(value) if re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", str(value)) else value
-    with contextlib.suppress(ValueError):
-        if wanted is int and not isinstance(value, bool) and int(value) == float(value):
-            return int(value)
-        if wanted is float and not isinstance(value, bool):
+    if isinstance(value, dict | list | tuple) or hasattr(value, "tolist"):
+        raise ValueError(
+            f"parameter {name}={value!r}: expected one {kind}; values to sweep over stand in a list under grid."
+        )
+    with contextlib.suppress(ValueError, OverflowError, TypeError):
+        if wanted in (str, bool) and type(value) is wanted:
+            return value
+        if wanted is int and not isinstance(value, bool) and float(value).is_integer():
+            return value if isinstance(value, int) else int(float(value))
+        if wanted is float and not isinstance(value, bool) and math.isfinite(float(value)):
             return float(value)
-    raise ValueError(f"parameter {name}={value!r}: expected {wanted.__name__}.")
+    raise ValueError(f"parameter {name}={value!r}: expected {'a finite float' if wanted is float else kind}.")
+
+
+def _is_plain(value):
+    """Say whether a value means the same in YAML, JSON and Python."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    return isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value))
 
 
 def start(folder, threads: int | None = None) -> dict:
@@ -214,8 +228,12 @@ def start_anew() -> None:
 
 def read_state(folder) -> dict | None:
     """Return what a run's folder says of its end; None while it has none."""
-    path = pathlib.Path(folder) / "state.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    try:
+        values = json.loads((pathlib.Path(folder) / "state.json").read_text())
+    except (OSError, ValueError):  # a file that says nothing counts as none
+        return None
+    whole = isinstance(values, dict) and values.get("state") in ("done", "failed")
+    return values if whole and isinstance(values.get("results"), dict) else None
 
 
 def is_running(folder) -> bool:
@@ -257,9 +275,12 @@ def main(folder) -> int:
         clock.start()
         begin = time.monotonic()
         try:
-            reason = _attempt(folder, task)
+            reason, found = _attempt(folder, task), {}
             clock.cancel()
-            found = _results(folder) if not reason else {}
+            try:
+                found = {} if reason else _results(folder)
+            except ValueError as error:
+                reason = str(error)
             end(folder, "failed" if reason else "done", reason, seconds=time.monotonic() - begin, results=found)
         except OSError as error:
             if error.errno == errno.ENOSPC:
@@ -281,7 +302,7 @@ def _attempt(folder, task):
         except papermill.PapermillExecutionError as error:
             if "No space left on device" in str(error.evalue):
                 raise OSError(errno.ENOSPC, error.evalue) from error
-            return f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
+            return f"cell [{error.exec_count}] raised {error.ename}: {' '.join(str(error.evalue).split())}"
         except TooMuchOutput as error:
             return str(error)
         except DeadKernelError:
@@ -293,14 +314,24 @@ def _attempt(folder, task):
 
 
 def _results(folder):
-    """Return the plain numbers of a run's `metrics.json`, those of nested groups as group_name."""
-    path = folder / "metrics.json"
+    """Return the plain numbers of a run's `metrics.json`, those of `seconds` as seconds_name.
+
+    Raises:
+        ValueError: for a file that is no JSON object.
+    """
+    path, found = folder / "metrics.json", {}
     if not path.exists():
-        return {}
-    found = {}
-    for name, value in json.loads(path.read_text()).items():
-        parts = {f"{name}_{key}": item for key, item in value.items()} if name == "seconds" else {name: value}
-        found |= {key: item for key, item in parts.items() if isinstance(item, int | float | None)}
+        return found
+    try:
+        values = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError("metrics.json is no JSON object of names and numbers") from error
+    for name, value in values.items():
+        grouped = name == "seconds" and isinstance(value, dict)
+        for key, item in {f"{name}_{key}": item for key, item in value.items()}.items() if grouped else [(name, value)]:
+            if item is None or isinstance(item, int | float):
+                with contextlib.suppress(OverflowError):  # an integer that is no float
+                    found[key] = item if item is not None and math.isfinite(float(item)) else None
     return found
 
 

@@ -16,6 +16,8 @@ import json
 import os
 import pathlib
 
+import yaml
+
 from fml_tf import problems, results, runs
 
 #: Parameters of a notebook that take the seed of a run.
@@ -32,7 +34,7 @@ class Sweep:
     Attributes:
         benchmark: number in the paper, whose notebook is run; or
         notebook: path of another notebook, relative to the sweep file.
-        preset: preset of the benchmark.
+        preset: preset of the benchmark; by default "quick".
         parameters: values that all runs have.
         grid: name to list of values: all combinations are run.
         sets: list of sets of parameters, each combined with the grid.
@@ -47,7 +49,7 @@ class Sweep:
 
     benchmark: str | None = None
     notebook: str | None = None
-    preset: str = "quick"
+    preset: str | None = None
     parameters: dict = dataclasses.field(default_factory=dict)
     grid: dict = dataclasses.field(default_factory=dict)
     sets: list = dataclasses.field(default_factory=list)
@@ -58,6 +60,8 @@ class Sweep:
     def __post_init__(self):
         if (self.benchmark is None) == (self.notebook is None):
             raise ValueError(f"benchmark={self.benchmark!r}, notebook={self.notebook!r}: expected one of the two.")
+        if self.notebook is not None and self.preset is not None:
+            raise ValueError(f"preset={self.preset!r}: only a benchmark has presets; leave it out.")
         for name, kind, example in (
             ("parameters", dict, "{epochs: 40}"),
             ("grid", dict, "{memory_steps: [1, 2, 5]}"),
@@ -73,10 +77,11 @@ class Sweep:
         twice = [name for names in (self.parameters, *self.sets) for name in names if name in self.grid]
         if twice:
             raise ValueError(f"{', '.join(sorted(set(twice)))} stands in grid and beside it: give it in one place.")
-        if not isinstance(self.repeats, int) or self.repeats < 1:
+        if not isinstance(self.repeats, int) or isinstance(self.repeats, bool) or self.repeats < 1:
             raise ValueError(f"repeats={self.repeats!r}: expected a whole number, 1 or more.")
-        if not isinstance(self.minutes, int | float) or not self.minutes > 0:
-            raise ValueError(f"minutes={self.minutes!r}: expected the minutes that a run may take.")
+        number = isinstance(self.minutes, int | float) and not isinstance(self.minutes, bool)
+        if not number or not 0 < self.minutes < 1e6:
+            raise ValueError(f"minutes={self.minutes!r}: expected the minutes that a run may take, a number like 60.")
         seeds = self.seeds if isinstance(self.seeds, list | None) else [self.seeds]
         whole = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds or ())
         if not whole or self.seeds in (0, []):
@@ -88,24 +93,40 @@ class Sweep:
         return list(dict.fromkeys([*self.grid, *itertools.chain(*self.sets)]))
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which takes no key twice."""
+
+    def construct_mapping(self, node, deep=False):
+        names = [self.construct_object(key) for key, _ in node.value]
+        twice = [str(name) for place, name in enumerate(names) if name in names[:place]]
+        if twice:
+            problem = f"{', '.join(twice)} stands there twice"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read(path) -> Sweep:
     """Read a sweep from a YAML file.
 
     Raises:
         ValueError: for a file that cannot be read, unknown keys, or values that are not as `Sweep` describes.
     """
-    import yaml
-
     path = pathlib.Path(path)
     try:
-        given = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the sweep file {path}: {error}") from error
+        given = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise ValueError(f"cannot read the sweep file {path}: {error.strerror}.") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"{path}{where}: this is no YAML: {problem}.") from error
     if not isinstance(given, dict):
         raise ValueError(f"{path}: expected keys and values, for instance 'benchmark: 5.1.2' in the first line.")
+    given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         problems.check_known("key of a sweep", name, [field.name for field in dataclasses.fields(Sweep)])
-    if given.get("notebook") is not None:
+    if "notebook" in given:
         given["notebook"] = str((path.parent / str(given["notebook"])).resolve())
     return Sweep(**given)
 
@@ -127,15 +148,16 @@ def plan(sweep: Sweep) -> list[dict]:
         record = _record(sweep, {**common, **swept})
         for seed, repeat in itertools.product(seeds, range(sweep.repeats)):
             parameters = {**common, **dict.fromkeys(seeded, seed), **swept}
+            parameters = {name: value for name, value in parameters.items() if value is not None}
             if sweep.benchmark:
-                parameters["preset"] = sweep.preset
+                parameters["preset"] = sweep.preset or "quick"
             decided = json.dumps([code, results.NUMERICS, record, parameters, repeat], sort_keys=True)
             name = hashlib.sha256(decided.encode()).hexdigest()[:12]
             rows.append({"id": name, "swept": swept, "seed": seed, "repeat": repeat, "parameters": parameters})
     double = [name for name, count in collections.Counter(row["id"] for row in rows).items() if count > 1]
     if double:
-        swept = next(row["swept"] for row in rows if row["id"] == double[0])
-        raise ValueError(f"{swept} stands in the sweep more than once: for runs of the same, give repeats.")
+        row = next(row for row in rows if row["id"] == double[0])
+        raise ValueError(f"{describe(row)} stands in the sweep more than once: for runs of the same, give repeats.")
     return rows
 
 
@@ -172,7 +194,7 @@ def _record(sweep, values):
     if sweep.benchmark:
         fields = {field.name for field in dataclasses.fields(problems.Problem)}
         given = {name: value for name, value in values.items() if name in fields}
-        return problems.get(str(sweep.benchmark), sweep.preset, **given).choices()
+        return problems.get(str(sweep.benchmark), sweep.preset or "quick", **given).choices()
     return None
 
 
@@ -292,7 +314,7 @@ def _ended(future, place):
 
 def describe(row: dict) -> str:
     """Return a row's swept parameters and seed as text."""
-    parts = [f"{name}={value}" for name, value in row["swept"].items()]
+    parts = [f"{name}={' '.join(str(value).split())}" for name, value in row["swept"].items()]
     parts += [] if row["seed"] is None else [f"seed {row['seed']}"]
     parts += [f"repeat {row['repeat']}"] if row["repeat"] else []
     return ", ".join(parts) or "one run"
@@ -325,8 +347,13 @@ def rows(folder) -> list[dict]:
     folder = pathlib.Path(folder)
     try:
         planned = json.loads((folder / "manifest.json").read_text())["rows"]
+        whole = all({"id", "swept", "seed", "repeat"} <= set(row) for row in planned)
     except FileNotFoundError as error:
         raise ValueError(f"{folder} holds no manifest.json: expected the folder of a sweep.") from error
+    except (OSError, ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(f"{folder / 'manifest.json'} cannot be read: call fml sweep again, which writes it anew.")
     empty = {"reason": "", "seconds": None, "host": None, "results": {}}
     found = []
     for row in planned:

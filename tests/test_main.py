@@ -25,7 +25,7 @@ def invoke():
         (["run", "5.1.1", "--preset", "fast"], "unknown preset 'fast'"),
         (["run", "5.1.1", "-p", "epoch", "3"], "unknown parameter 'epoch'. Did you mean 'epochs'?"),
         (["run", "5.1.1", "-p", "epochs", "many"], "parameter epochs='many': expected int"),
-        (["run", "5.1.1", "-p", "learning_rate", "fast"], "expected float"),
+        (["run", "5.1.1", "-p", "learning_rate", "fast"], "expected a finite float"),
         (["run", "5.1.1", "-p", "preset", "quick"], "give preset with --preset"),
         (["run", "5.1.1", "-p", "epochs", "-3"], "epochs=-3: expected a whole number"),
         (["run", "5.1.1", "-p", "n_bursts", "500"], "bursts do not fit a trajectory"),

@@ -120,3 +120,19 @@ def test_reports_that_cannot_be_made_are_refused(folder, rows, options, message)
 def test_three_swept_parameters_have_tables_and_no_figure(folder):
     written = reports.write(folder(grid([1], [2], [3], names="abc")))
     assert [path.name for path in written] == ["results.csv", "summary.csv"]
+
+
+def test_names_that_meet_are_kept_apart():
+    table = reports.table([row({"a": 1, "state": "x"}, a=9.0, run=5, repeat=7, host=3)])
+    assert table[0]["a"] == 1
+    assert table[0]["parameter_state"] == "x"
+    assert (table[0]["run"], table[0]["seed"], table[0]["state"], table[0]["host"]) == ("0", 0, "done", "here")
+    assert [table[0][f"result_{name}"] for name in ("a", "run", "repeat", "host")] == [9.0, 5, 7, 3]
+
+
+def test_values_of_any_kind_have_rows_and_places_of_their_own(folder):
+    values = [1, True, [1, 2], {"b": 1}, None, "$x"]
+    rows = [row({"a": value}, seed, mean_error=1.0 + seed) for value in values for seed in (0, 1)]
+    assert [line["runs"] for line in reports.summary(rows, ["mean_error"])] == [2] * len(values)
+    written = reports.write(folder(rows))
+    assert [path.name for path in written] == ["results.csv", "summary.csv", "figure.png"]

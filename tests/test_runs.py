@@ -1,6 +1,8 @@
 """One run of a notebook: the types of its parameters, and how a run in a process of its own ends."""
 
+import datetime
 import json
+import math
 import os
 import signal
 import threading
@@ -33,7 +35,8 @@ def notebook(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("x", "3", 3), ("x", np.int32(3), 3), ("x", 3.0, 3), ("x", None, None), ("y", "1e-4", 1e-4), ("y", 2, 2.0),
+        ("x", "3", 3), ("x", "1e3", 1000), ("x", np.int32(3), 3), ("x", 3.0, 3), ("x", None, None),
+        ("y", "1e-4", 1e-4), ("y", 2, 2.0),
         ("y", np.float32(0.5), 0.5), ("name", "b", "b"), ("flag", True, True), ("any", "1e-4", 1e-4),
         ("any", [1, 2], [1, 2]), ("any", "text", "text"), ("any", "5", "5"),
     ],
@@ -49,9 +52,10 @@ def test_values_take_the_declared_type(notebook, name, value, expected):
     [
         ("x", "many", "x='many': expected int"), ("x", 1.5, "x=1.5: expected int"), ("x", True, "x=True: expected int"),
         ("x", (1, 2), r"x=\(1, 2\): expected one int; values to sweep over stand in a list under grid"),
-        ("y", np.ones(2), "expected one float"), ("y", "fast", "y='fast': expected float"),
+        ("y", np.ones(2), "expected one float"), ("y", "fast", "y='fast': expected a finite float"),
         ("name", 3, "name=3: expected str"), ("flag", "yes", "flag='yes': expected bool"),
-        ("any", (1, 2), "expected one plain value"), ("z", 1, "unknown parameter 'z'"),
+        ("any", (1, 2), "expected one plain value"), ("any", datetime.date(2020, 1, 1), "text in quotes"),
+        ("any", [math.nan], "a finite number"), ("y", "nan", "a finite float"), ("z", 1, "unknown parameter 'z'"),
     ],
 )  # fmt: skip
 def test_values_of_another_type_are_refused(notebook, name, value, message):
@@ -131,3 +135,25 @@ def test_a_kernel_that_does_not_start_is_tried_again(task, monkeypatch):
     assert len(tries) == 3
     monkeypatch.setattr(runs, "execute", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no port")))
     assert runs._attempt(folder, values) == "the kernel did not start: no port"
+
+
+def test_results_are_the_plain_numbers_of_the_metrics(tmp_path):
+    assert runs._results(tmp_path) == {}
+    values = {"a": 1, "b": [2], "c": "d", "e": math.nan, "seconds": {"train": 2.0, "x": "y"}, "huge": 10**400}
+    (tmp_path / "metrics.json").write_text(json.dumps(values))
+    assert runs._results(tmp_path) == {"a": 1, "e": None, "seconds_train": 2.0}
+    (tmp_path / "metrics.json").write_text('{"seconds": 3.5}')
+    assert runs._results(tmp_path) == {"seconds": 3.5}
+    for text in ("", "[1, 2]", "null", "{"):
+        (tmp_path / "metrics.json").write_text(text)
+        with pytest.raises(ValueError, match=r"metrics\.json is no JSON object"):
+            runs._results(tmp_path)
+
+
+def test_a_run_whose_metrics_cannot_be_read_has_failed(task):
+    folder = task("import pathlib\npathlib.Path(name).write_text('[1]')")
+    values = json.loads((folder / "task.json").read_text())
+    values["parameters"]["name"] = str(folder / "metrics.json")
+    results.write_json(folder / "task.json", values)
+    state = runs.start(folder)
+    assert (state["state"], state["reason"]) == ("failed", "metrics.json is no JSON object of names and numbers")

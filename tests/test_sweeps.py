@@ -99,6 +99,13 @@ def test_a_benchmark_is_planned_with_its_preset_and_its_two_seeds():
         ({"seeds": [-1]}, "expected a list of whole numbers"),
         ({"seeds": 0}, "expected a list of whole numbers"),
         ({"seeds": 2, "grid": {"seed": [1]}}, "give one or the other"),
+        ({"grid": {"y": [float("nan")]}}, "y=nan: expected a finite float"),
+        ({"grid": {"x": [float("inf")]}}, "x=inf: expected int"),
+        ({"grid": {"y": [10**400]}}, "expected a finite float"),
+        ({"preset": "quick"}, "only a benchmark has presets"),
+        ({"repeats": True}, "expected a whole number, 1 or more"),
+        ({"minutes": True}, "a number like 60"),
+        ({"minutes": float("inf")}, "a number like 60"),
         ({"repeats": 0}, "expected a whole number, 1 or more"),
         ({"minutes": -1}, "expected the minutes that a run may take"),
         ({"benchmark": "5.1.1"}, "expected one of the two"),
@@ -125,11 +132,54 @@ def test_seeds_need_a_parameter_to_go_to(write):
         sweeps.plan(sweeps.read(path))
 
 
-@pytest.mark.parametrize("text", ["", "- 1", "a: [", "\x00"])
-def test_files_that_are_no_sweep_are_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected keys and values"),
+        ("- 1", "expected keys and values"),
+        ("a: [", r"file\.yaml, line 1: this is no YAML"),
+        ("\x00", "this is no YAML"),
+        ("grid: {x: [1]}\ngrid: {x: [2]}", r"line 1: this is no YAML: grid stands there twice"),
+    ],
+)
+def test_files_that_are_no_sweep_are_refused_in_one_line(tmp_path, text, message):
     (tmp_path / "file.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"file\.yaml"):
+    with pytest.raises(ValueError, match=message) as refused:
         sweeps.read(tmp_path / "file.yaml")
+    assert "\n" not in str(refused.value)
+
+
+def test_files_that_are_not_there_and_notebooks_that_are_none_are_refused(write, tmp_path):
+    with pytest.raises(ValueError, match=r"cannot read the sweep file .*: Is a directory\."):
+        sweeps.read(tmp_path)
+    path = write()
+    (tmp_path / "tiny note.ipynb").write_text("print('hello')")
+    with pytest.raises(ValueError, match="is not a notebook"):
+        sweeps.plan(sweeps.read(path))
+
+
+def test_null_leaves_what_the_notebook_has(write):
+    path = write(grid={"x": [None, 2]}, seeds=None)
+    path.write_text(path.read_text() + "parameters: {y: null}")
+    planned = sweeps.plan(sweeps.read(path))
+    assert [row["parameters"] for row in planned] == [{}, {"x": 2}]
+
+
+def test_files_that_say_nothing_count_as_missing(write, tmp_path):
+    path, out = write(), tmp_path / "out"
+    assert invoke("sweep", path, "--out", out).exit_code == 0
+    state = next(out.glob("runs/*/state.json"))
+    for text in ("", "3", '{"state": "weird"}'):
+        state.write_text(text)
+        assert [row["state"] for row in sweeps.rows(out)] == ["missing"]
+    assert "1 to do" in invoke("sweep", path, "--out", out).output
+    assert [row["state"] for row in sweeps.rows(out)] == ["done"]
+    for text in ("", "[]", "null", '{"rows": 3}', '{"rows": [{}]}'):
+        (out / "manifest.json").write_text(text)
+        done = invoke("status", out)
+        assert done.exit_code == 2
+        assert "cannot be read: call fml sweep again" in " ".join(done.output.split())
+    assert "0 to do" in invoke("sweep", path, "--out", out).output
 
 
 @pytest.mark.parametrize(
