@@ -26,7 +26,7 @@ from fml_tf.models import keras
 #: Members of the paper's recipe; one of the benchmarks that are not here.
 MEMBERS = {"5.1.1": 10, "5.3.1": 10} | dict.fromkeys(("5.1.2", "5.2.1", "5.2.2", "5.3.2", "5.3.3"), 3)
 
-#: Degree, axes and noise of the polynomials that notebooks/topics/polynomials.ipynb chooses; of linear systems degree 1.
+#: Degree, axes and noise that notebooks/topics/polynomials.ipynb chooses; for linear systems degree 1.
 POLYNOMIALS = dict.fromkeys(("5.1.1", "5.1.2", "5.2.1", "5.2.2", "5.5.1"), (1, None, 0.0)) | {
     "5.3.1": (9, None, 0.0), "5.3.2": (5, 4, 1e-6), "5.3.3": (3, 8, 0.0), "5.4.1": (8, None, 0.0),
     "5.4.2": (5, 6, 1e-6), "5.4.3": (5, 6, 1e-6),
