@@ -312,7 +312,7 @@ def test_a_killed_driver_leaves_nothing_running_and_is_carried_on(write, tmp_pat
 def test_ctrl_c_stops_the_runs_and_says_how_to_go_on(write, tmp_path):
     path, out = write(code="import time\ntime.sleep(60)", grid={"x": [1, 2, 3]}), tmp_path / "out"
     driver = fml("sweep", path, "--out", out, "--workers", 2)
-    assert wait_until(lambda: len(kernels(out)) >= 6)
+    assert wait_until(lambda: len(kernels(out)) >= 5, seconds=90)  # the driver, two runs, their kernels
     started = kernels(out)
     driver.send_signal(signal.SIGINT)
     output, _ = driver.communicate(timeout=30)
@@ -432,7 +432,7 @@ def test_slurm_jobs_become_dask_workers(write, tmp_path):
     place = tmp_path / "bin"
     place.mkdir()
     (place / "sbatch").write_text(
-        f'#!/bin/bash\ncp "$1" {tmp_path}/job.sh\nsetsid bash "$1" > {tmp_path}/job.log 2>&1 &\n'
+        f'#!/bin/bash\ncp "$1" {tmp_path}/job-$$.sh\nsetsid bash {tmp_path}/job-$$.sh &> {tmp_path}/job.log &\n'
         'echo "Submitted batch job $!"\n'
     )
     (place / "scancel").write_text('#!/bin/bash\nkill -- "-$1" "$1" 2> /dev/null\ntrue\n')
@@ -451,10 +451,10 @@ def test_slurm_jobs_become_dask_workers(write, tmp_path):
         "1",
     ]
     environment = os.environ | {"PATH": f"{place}:{os.environ['PATH']}"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=180)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [row["state"] for row in sweeps.rows(out)] == ["done"] * 3
-    assert "#SBATCH --cpus-per-task=1" in (tmp_path / "job.sh").read_text()
+    assert "#SBATCH --cpus-per-task=1" in next(tmp_path.glob("job-*.sh")).read_text()
 
 
 def test_example_sweeps_can_be_planned():
