@@ -1,7 +1,6 @@
 """The command line: `python -m fml_tf`, or `fml`."""
 
 import collections
-import dataclasses
 import errno
 import functools
 import pathlib
@@ -31,10 +30,8 @@ def run(benchmark, preset, parameters, out_dir):
         for name in ("preset", "out_dir"):
             if name in dict(parameters):
                 raise ValueError(f"give {name} with --{'preset' if name == 'preset' else 'out'}.")
-        values = runs.check_parameters(notebook, dict(parameters))
-        fields = {field.name for field in dataclasses.fields(problems.Problem)}
-        problem = problems.get(benchmark, preset, **{name: v for name, v in values.items() if name in fields})
-        folder = results.run_folder(problem, out_dir).resolve()
+        values = runs.check_parameters(runs.declared(notebook), dict(parameters))
+        folder = results.run_folder(problems.of_run(benchmark, preset, values), out_dir).resolve()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     executed = folder / notebook.name
@@ -104,7 +101,7 @@ def sweep(file, out_dir, workers, threads, dask, shard, retry):
             raise ValueError
     except ValueError:
         raise click.UsageError(f"--shard {shard!r}: expected I/N, for instance 1/4.") from None
-    folder = out_dir or results.base() / "runs" / file.stem
+    folder = out_dir or results.run_path(file.stem)
     try:
         rows = sweeps.run(
             sweeps.read(file), folder, workers=workers, threads=threads, dask=dask, shard=share, retry=retry,
@@ -120,11 +117,11 @@ def sweep(file, out_dir, workers, threads, dask, shard, retry):
     except KeyboardInterrupt:
         click.echo("interrupted: call again to run what is missing", err=True)
         sys.exit(130)
-    sys.exit(_shown_failures(rows, folder))
+    sys.exit(_show_states(rows, folder))
 
 
-def _shown_failures(rows, folder):
-    """Say how a sweep ended; return its exit code."""
+def _show_states(rows, folder):
+    """Say how far the runs of a sweep have come, and why some failed; return the exit code."""
     counts = collections.Counter(row["state"] for row in rows)
     click.echo(", ".join(f"{count} {state}" for state, count in counts.items()) + f"; in {_shown(folder)}")
     for row in rows:
@@ -139,7 +136,7 @@ def _shown_failures(rows, folder):
 def status(folder):
     """Say how far the sweep in FOLDER has come; exit code 0 if all of it is done."""
     try:
-        sys.exit(_shown_failures(sweeps.rows(folder), folder))
+        sys.exit(_show_states(sweeps.rows(folder), folder))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
@@ -186,7 +183,7 @@ def memory(benchmark, model, tolerance, steps):
     try:
         problem = problems.get(benchmark, n_test=1000, memory_steps=0)
         spin_up = 20.0 if problem.exponent else 0.0  # on the attractor
-        length = steps + max(choice.GRID) + 20
+        length = max(choice.GRID) + max(steps, problem.multi_steps + 1)
         trajectories = data.sample_trajectories(problem, seed=5, steps=length, spin_up=spin_up)
         noise = 1e-5 if problem.exponent else 0.0
         polynomial = functools.partial(choice.fit_polynomial, degree=5, most_axes=5, noise=noise)
@@ -219,15 +216,12 @@ def info():
 
     for name, value in devices.describe().items():
         click.echo(f"{name:18}{value}")
-    advice = devices.advice()
-    for line in advice:
+    for line in devices.advice():
         click.echo(f"\n{line}")
     difference = devices.check()
-    click.echo(
-        f"\nself-check: a forecast differs from NumPy's by {difference:.1e}: "
-        + ("good" if difference < 1e-5 else "NOT good")
-    )
-    sys.exit(int(difference >= 1e-5))
+    good = difference < 1e-5
+    click.echo(f"\nself-check: a forecast differs from NumPy's by {difference:.1e}: {'good' if good else 'NOT good'}")
+    sys.exit(int(not good))
 
 
 def _execute(notebook, executed, parameters):

@@ -21,7 +21,7 @@ import os
 import threading
 from concurrent import futures
 
-from fml_tf import optimizers
+from fml_tf import _cores, optimizers
 from fml_tf._tensorflow import gpus, keras, tf
 
 #: Parts that an ensemble trains in at most, and the least members of one: each compiles a program of its own.
@@ -99,7 +99,7 @@ def _least_squares(model):
 def cores():
     """Return the number of cores that this process may use: those it is bound to, or fewer where TensorFlow was told
     so, by its own call or by its environment variable."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = _cores.allowed()
     told = tf.config.threading.get_intra_op_parallelism_threads() or os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return min(allowed, int(told or 0) or allowed)
 

@@ -193,6 +193,6 @@ def heat_map(x, y, values, *, names, label, ax=None):
     ax.figure.colorbar(mesh, ax=ax, label=label)
     ax.set_xticks(np.arange(len(x)) + 0.5, [f"{value:g}" for value in x])
     ax.set_yticks(np.arange(len(y)) + 0.5, [f"{value:g}" for value in y])
-    ax.set(xlabel=names[0].replace("_", " "), ylabel=names[1].replace("_", " "))
+    ax.set(xlabel=names[0], ylabel=names[1])
     ax.grid(False)
     return ax

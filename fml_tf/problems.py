@@ -304,13 +304,13 @@ PRESETS = {
         "quick": dict(_LINEAR, **_SMALL_DATA, epochs=30),
     },
     "5.3.1": {
-        "standard": {
-            **_REFINED,
-            "normalization": "standard",
-            "stages": (Stage(40, batch_size=1000), _least_squares(15, batch_size=15_000)),
-            "batch_size": 10_000,
-            "epochs": 3,
-        },
+        "standard": dict(
+            _REFINED,
+            normalization="standard",
+            batch_size=10_000,
+            epochs=3,
+            stages=(Stage(40, batch_size=1000), _least_squares(15, batch_size=15_000)),
+        ),
         "quick": dict(_SMOOTH, **_SMALL_DATA, stages=(Stage(40),), epochs=20),
     },
     "5.3.2": {
@@ -384,6 +384,16 @@ def get(benchmark: str, preset: str = "standard", **overrides) -> Problem:
     for name, value in given.items():
         given[name] = tuple(value) if isinstance(value, list) else value.item() if hasattr(value, "item") else value
     return dataclasses.replace(PAPER[benchmark], **{"preset": preset, **PRESETS[benchmark][preset], **given})
+
+
+def of_run(benchmark: str, preset: str, parameters: dict[str, Any]) -> Problem:
+    """Return the record that a benchmark's notebook makes of its parameters, of which seeds and folders are no part.
+
+    Raises:
+        ValueError: for what `get` refuses.
+    """
+    fields = {field.name for field in dataclasses.fields(Problem)}
+    return get(benchmark, preset, **{name: value for name, value in parameters.items() if name in fields})
 
 
 def check_known(kind: str, name: str, known) -> None:

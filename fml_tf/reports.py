@@ -54,12 +54,13 @@ def table(rows: list[dict]) -> list[dict]:
     known = list(dict.fromkeys(itertools.chain(*(row["results"] for row in rows))))
     steady = [name for name in known if not name.startswith("seconds_")]
     timed = [name for name in known if name.startswith("seconds_")]
-    own = ("run", "seed", "repeat", "state", "reason", *VOLATILE)
-    column = {name: f"result_{name}" if name in (*own, *names) else name for name in known}
+    own = ("seed", "repeat", "state", "reason")
+    taken = ("run", *own, *VOLATILE)
+    column = {name: f"result_{name}" if name in (*taken, *names) else name for name in known}
     return [
         {"run": row["id"]}
-        | {f"parameter_{name}" if name in own else name: row["swept"].get(name) for name in names}
-        | {name: row[name] for name in ("seed", "repeat", "state", "reason")}
+        | {f"parameter_{name}" if name in taken else name: row["swept"].get(name) for name in names}
+        | {name: row[name] for name in own}
         | {column[name]: row["results"].get(name) for name in (*steady, *timed)}
         | {name: row[name] for name in VOLATILE}
         for row in rows
@@ -113,7 +114,7 @@ def draw(done: list[dict], names: list[str], metric: str):
     axis = [_values(groups, name) for name in names]
     figure, ax = plt.subplots()
     if len(names) == 2 and all(len(values) >= 4 and _numbers(values) for values in axis):
-        plots.heat_map(*_map(groups, names, axis), names=names, label=_words(metric), ax=ax)
+        plots.heat_map(*_map(groups, names, axis), names=[*map(_words, names)], label=_words(metric), ax=ax)
         return figure
     two = len(names) == 2
     for value in axis[1] if two else [None]:

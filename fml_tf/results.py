@@ -45,7 +45,7 @@ def run_folder(problem, out_dir: str | None = None) -> pathlib.Path:
         ValueError: if it cannot be made or written to.
     """
     name = problem if isinstance(problem, str) else f"{problem.id}-{problem.preset}"
-    folder = pathlib.Path(out_dir).expanduser() if out_dir else base() / "runs" / name
+    folder = pathlib.Path(out_dir).expanduser() if out_dir else run_path(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -55,9 +55,10 @@ def run_folder(problem, out_dir: str | None = None) -> pathlib.Path:
     return folder
 
 
-def base() -> pathlib.Path:
-    """Return the repository, or the current folder where the package is installed without one."""
-    return ROOT if (ROOT / "notebooks").is_dir() else pathlib.Path.cwd()
+def run_path(name: str) -> pathlib.Path:
+    """Return where a run or a sweep of a name goes by default: below `runs/` in the repository, or in the current
+    folder where the package is installed without one."""
+    return (ROOT if (ROOT / "notebooks").is_dir() else pathlib.Path.cwd()) / "runs" / name
 
 
 def describe(problem, errors, *, loss_initial, loss_final, bounded_fraction, **given) -> dict:

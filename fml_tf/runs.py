@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from fml_tf import problems, results
+from fml_tf import _cores, problems, results
 
 #: Characters that a run of a sweep may print before it is stopped.
 OUTPUT_LIMIT = 10_000_000
@@ -93,20 +93,19 @@ def _trim(path, limit):
     results.replace(pathlib.Path(path), lambda part: nbformat.write(notebook, part))
 
 
-def check_parameters(notebook, values: dict) -> dict:
+def check_parameters(kinds: dict[str, str], values: dict) -> dict:
     """Return values for a notebook's parameters in the types that its parameters cell declares.
 
     Text that reads as a number serves where a number belongs, as on a command line or for YAML, which takes `1e-4` for
     text; NumPy's scalars become Python's.
 
     Args:
-        notebook: its path.
+        kinds: the declared types, see `declared`.
         values: name to value; None leaves the notebook's own.
 
     Raises:
-        ValueError: for a notebook without a parameters cell, an unknown parameter, or a value that is not of its type.
+        ValueError: for an unknown parameter, or a value that is not of its type.
     """
-    kinds = declared(notebook) if values else {}
     for name in values:
         problems.check_known("parameter", name, kinds)
     return {name: _typed(name, value, kinds[name]) for name, value in values.items()}
@@ -177,7 +176,7 @@ def start(folder, threads: int | None = None) -> dict:
         OSError: with `errno.ENOSPC`, if the disk was full.
     """
     folder = pathlib.Path(folder)
-    settings = {} if threads is None else dict.fromkeys(THREADS, str(threads))
+    settings = {} if threads is None else dict.fromkeys(_cores.THREADS, str(threads))
     command = [sys.executable, "-m", "fml_tf.runs", str(folder)]
     with open(folder / "log.txt", "w") as log:
         with _STARTING:  # kernels that start at the same moment may choose the same port
@@ -205,11 +204,6 @@ def start(folder, threads: int | None = None) -> dict:
         return end(folder, "failed", f"the run was killed by signal {-process.returncode}, perhaps for its memory")
     return end(folder, "failed", f"the run ended with exit code {process.returncode}, see {folder / 'log.txt'}")
 
-
-#: Variables by which TensorFlow, and the libraries beneath NumPy, are told how many threads to use.
-THREADS = (
-    "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
-)  # fmt: skip
 
 _STARTING, _STOPPED, _STARTED = threading.Lock(), threading.Event(), set()
 
@@ -275,12 +269,8 @@ def main(folder) -> int:
         clock.start()
         begin = time.monotonic()
         try:
-            reason, found = _attempt(folder, task), {}
+            reason, found = _attempt(folder, task)
             clock.cancel()
-            try:
-                found = {} if reason else _results(folder)
-            except ValueError as error:
-                reason = str(error)
             end(folder, "failed" if reason else "done", reason, seconds=time.monotonic() - begin, results=found)
         except OSError as error:
             if error.errno == errno.ENOSPC:
@@ -290,7 +280,7 @@ def main(folder) -> int:
 
 
 def _attempt(folder, task):
-    """Return why a run failed; an empty text if it did not."""
+    """Return why a run failed, an empty text if it did not, and its results."""
     import papermill
     from nbclient.exceptions import DeadKernelError
 
@@ -298,18 +288,18 @@ def _attempt(folder, task):
     for left in (2, 1, 0):
         try:
             execute(notebook, folder / notebook.name, task["parameters"], output_limit=OUTPUT_LIMIT, progress_bar=False)
-            return ""
+            return "", _results(folder)
         except papermill.PapermillExecutionError as error:
             if "No space left on device" in str(error.evalue):
                 raise OSError(errno.ENOSPC, error.evalue) from error
-            return f"cell [{error.exec_count}] raised {error.ename}: {' '.join(str(error.evalue).split())}"
-        except TooMuchOutput as error:
-            return str(error)
+            return f"cell [{error.exec_count}] raised {error.ename}: {' '.join(str(error.evalue).split())}", {}
+        except (TooMuchOutput, ValueError) as error:
+            return str(error), {}
         except DeadKernelError:
-            return "the kernel died, perhaps for its memory"
+            return "the kernel died, perhaps for its memory", {}
         except RuntimeError as error:  # the kernel did not start: another took its port, or the machine is busy
             if not left:
-                return f"the kernel did not start: {error}"
+                return f"the kernel did not start: {error}", {}
             time.sleep(5)
 
 
@@ -326,12 +316,12 @@ def _results(folder):
         values = dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError("metrics.json is no JSON object of names and numbers") from error
+    if isinstance(values.get("seconds"), dict):
+        values |= {f"seconds_{name}": value for name, value in values["seconds"].items()}
     for name, value in values.items():
-        grouped = name == "seconds" and isinstance(value, dict)
-        for key, item in {f"{name}_{key}": item for key, item in value.items()}.items() if grouped else [(name, value)]:
-            if item is None or isinstance(item, int | float):
-                with contextlib.suppress(OverflowError):  # an integer that is no float
-                    found[key] = item if item is not None and math.isfinite(float(item)) else None
+        if value is None or isinstance(value, int | float):
+            with contextlib.suppress(OverflowError):  # an integer that is no float
+                found[name] = value if value is not None and math.isfinite(float(value)) else None
     return found
 
 

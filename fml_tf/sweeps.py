@@ -13,12 +13,11 @@ import errno
 import hashlib
 import itertools
 import json
-import os
 import pathlib
 
 import yaml
 
-from fml_tf import problems, results, runs
+from fml_tf import _checks, _cores, problems, results, runs
 
 #: Parameters of a notebook that take the seed of a run.
 SEEDED = ("train_seed", "member_seed", "seed")
@@ -77,8 +76,7 @@ class Sweep:
         twice = [name for names in (self.parameters, *self.sets) for name in names if name in self.grid]
         if twice:
             raise ValueError(f"{', '.join(sorted(set(twice)))} stands in grid and beside it: give it in one place.")
-        if not isinstance(self.repeats, int) or isinstance(self.repeats, bool) or self.repeats < 1:
-            raise ValueError(f"repeats={self.repeats!r}: expected a whole number, 1 or more.")
+        _checks.count("repeats", self.repeats, 1)
         number = isinstance(self.minutes, int | float) and not isinstance(self.minutes, bool)
         if not number or not 0 < self.minutes < 1e6:
             raise ValueError(f"minutes={self.minutes!r}: expected the minutes that a run may take, a number like 60.")
@@ -137,22 +135,23 @@ def plan(sweep: Sweep) -> list[dict]:
     Raises:
         ValueError: for an unknown benchmark or parameter, a value of the wrong type or out of range.
     """
-    notebook = notebook_of(sweep)
+    notebook, preset = notebook_of(sweep), sweep.preset or "quick"
     seeds = list(range(sweep.seeds)) if isinstance(sweep.seeds, int) else (sweep.seeds or [None])
-    runs.declared(notebook)  # refuses one without parameters
-    seeded = _seeded(notebook, sweep) if sweep.seeds is not None else ()
-    common = runs.check_parameters(notebook, sweep.parameters)
+    kinds = runs.declared(notebook)
+    seeded = _seeded(sweep, kinds) if sweep.seeds is not None else ()
+    common = runs.check_parameters(kinds, sweep.parameters)
     code, rows = results.code_of(notebook), []
     for given, values in itertools.product(sweep.sets or [{}], itertools.product(*sweep.grid.values())):
-        swept = runs.check_parameters(notebook, {**given, **dict(zip(sweep.grid, values, strict=True))})
-        record = _record(sweep, {**common, **swept})
+        swept = runs.check_parameters(kinds, {**given, **dict(zip(sweep.grid, values, strict=True))})
+        _check_free(sweep, {**common, **swept})
+        record = problems.of_run(str(sweep.benchmark), preset, {**common, **swept}) if sweep.benchmark else None
         for seed, repeat in itertools.product(seeds, range(sweep.repeats)):
             parameters = {**common, **dict.fromkeys(seeded, seed), **swept}
             parameters = {name: value for name, value in parameters.items() if value is not None}
             if sweep.benchmark:
-                parameters["preset"] = sweep.preset or "quick"
-            decided = json.dumps([code, results.NUMERICS, record, parameters, repeat], sort_keys=True)
-            name = hashlib.sha256(decided.encode()).hexdigest()[:12]
+                parameters["preset"] = preset
+            decided = [code, results.NUMERICS, record and record.choices(), parameters, repeat]
+            name = hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:12]
             rows.append({"id": name, "swept": swept, "seed": seed, "repeat": repeat, "parameters": parameters})
     double = [name for name, count in collections.Counter(row["id"] for row in rows).items() if count > 1]
     if double:
@@ -175,27 +174,24 @@ def notebook_of(sweep: Sweep) -> pathlib.Path:
     return path
 
 
-def _seeded(notebook, sweep):
+def _seeded(sweep, kinds):
     """Return the parameters that take the seeds."""
-    names = [name for name in SEEDED if name in runs.declared(notebook)]
+    names = [name for name in SEEDED if name in kinds]
     if not names:
-        raise ValueError(f"seeds are given, but {notebook} has no parameter {', '.join(SEEDED[:-1])} or {SEEDED[-1]}.")
+        raise ValueError(
+            f"seeds are given, but the notebook has no parameter {', '.join(SEEDED[:-1])} or {SEEDED[-1]}."
+        )
     twice = sorted({*names} & {*sweep.parameters, *sweep.swept})
     if twice:
         raise ValueError(f"seeds are given, and {', '.join(twice)} beside them: give one or the other.")
     return names
 
 
-def _record(sweep, values):
-    """Return what a run's values make of the benchmark's record, which refuses what is out of range."""
+def _check_free(sweep, values):
+    """Refuse parameters that a sweep sets itself."""
     for name in ("out_dir", "preset") if sweep.benchmark else ("out_dir",):
         if name in values:
             raise ValueError(f"{name} is not for a sweep to vary: each run has a folder and the sweep's preset.")
-    if sweep.benchmark:
-        fields = {field.name for field in dataclasses.fields(problems.Problem)}
-        given = {name: value for name, value in values.items() if name in fields}
-        return problems.get(str(sweep.benchmark), sweep.preset or "quick", **given).choices()
-    return None
 
 
 def run(
@@ -235,7 +231,7 @@ def run(
     planned, (index, shares) = plan(sweep), shard
     if not 1 <= index <= shares:
         raise ValueError(f"shard {index}/{shares}: expected i/n with i from 1 to n.")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = _cores.allowed()
     workers = workers or max(1, cores // (threads or 1))
     threads = threads or (max(1, cores // workers) if dask in (None, "local") else 1)
     folder = results.run_folder("sweep", folder).resolve()

@@ -165,6 +165,14 @@ def test_standard_runs_meet_their_targets(benchmark):
     assert values["mean_error"] < values["baseline_errors"]["persistence"] / 20
 
 
+def test_the_standard_run_of_5_1_1_meets_its_target():
+    values = json.loads(results.committed("5.1.1").read_text())
+    assert values["mean_error"] <= 5e-6
+    assert values["loss_decades"] > 4
+    assert len(values["loss_final"]) == 10
+    assert values["mean_error"] < values["baseline_errors"]["persistence"] / 1000
+
+
 @pytest.mark.parametrize("benchmark", [b for b in BENCHMARKS if b.startswith("5.4")])
 def test_standard_runs_of_lorenz_are_valid_long_and_on_the_attractor(benchmark):
     lyapunov_times = {"5.4.1": 8.5, "5.4.2": 5, "5.4.3": 4.5}[benchmark]

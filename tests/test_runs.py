@@ -42,7 +42,7 @@ def notebook(tmp_path):
     ],
 )  # fmt: skip
 def test_values_take_the_declared_type(notebook, name, value, expected):
-    found = runs.check_parameters(notebook(), {name: value})[name]
+    found = runs.check_parameters(runs.declared(notebook()), {name: value})[name]
     assert found == expected
     assert type(found) is type(expected)
 
@@ -60,7 +60,7 @@ def test_values_take_the_declared_type(notebook, name, value, expected):
 )  # fmt: skip
 def test_values_of_another_type_are_refused(notebook, name, value, message):
     with pytest.raises(ValueError, match=message):
-        runs.check_parameters(notebook(), {name: value})
+        runs.check_parameters(runs.declared(notebook()), {name: value})
 
 
 @pytest.fixture
@@ -131,10 +131,10 @@ def test_a_kernel_that_does_not_start_is_tried_again(task, monkeypatch):
     monkeypatch.setattr(runs.time, "sleep", lambda _: None)
     folder = task("")
     values = json.loads((folder / "task.json").read_text())
-    assert runs._attempt(folder, values) == ""
+    assert runs._attempt(folder, values) == ("", {})
     assert len(tries) == 3
     monkeypatch.setattr(runs, "execute", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no port")))
-    assert runs._attempt(folder, values) == "the kernel did not start: no port"
+    assert runs._attempt(folder, values) == ("the kernel did not start: no port", {})
 
 
 def test_results_are_the_plain_numbers_of_the_metrics(tmp_path):

@@ -49,7 +49,7 @@ def judge(problem, model):
     """Return errors of the paper's test `(trajectory, time)`, and what else a run reports."""
     history, truth = np.split(data.sample_trajectories(problem, seed=1), [problem.memory_steps + 1], axis=1)
     forecast = model.forecast(history, problem.horizon)
-    found = {"bounded_fraction": metrics.bounded_fraction(forecast, *model.data_range.numpy())}
+    found = {"bounded_fraction": metrics.bounded_fraction(forecast, *np.asarray(model.data_range))}
     if problem.exponent:
         start, after = compare.held_out(problem, problem.horizon)
         found["valid_prediction_time"] = metrics.score(problem, model.forecast(start, problem.horizon), after)

@@ -42,7 +42,7 @@ def main():
     parser.add_argument("--show", action="store_true", help="print the job's script and do nothing")
     given = parser.parse_args()
     sweep = sweeps.read(given.file)
-    folder = given.out or results.base() / "runs" / given.file.stem
+    folder = given.out or results.run_path(given.file.stem)
     with cluster(given) as jobs:
         if given.show:
             print(jobs.job_script())
