@@ -180,14 +180,14 @@ def notebook_of(name: str) -> pathlib.Path:
 
 def source_hash(name: str) -> str:
     """Return a hash of what decides a notebook's numbers: its code cells, `NUMERICS`, and the benchmark's standard
-    record or, for a topic that loads them, the ensembles of all benchmarks.
+    record or, for a topic that loads them, the ensembles of all benchmarks, which their losses tell apart.
 
     Of the record, what is not a default: an option that is added later makes nothing stale.
     """
     code = code_of(notebook_of(name))
     if name in topics():
         loads = "load_pretrained" in " ".join(code)
-        decided = [_read(committed(benchmark)).get("source") for benchmark in problems.PAPER] if loads else []
+        decided = [_read(committed(benchmark)).get("loss_final") for benchmark in problems.PAPER] if loads else []
     else:
         decided = _plain(problems.get(name).choices())
     return hashlib.sha256(json.dumps([code, decided, NUMERICS]).encode()).hexdigest()[:16]

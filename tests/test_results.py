@@ -98,7 +98,10 @@ def test_topic_is_stale_when_its_code_or_an_ensemble_changes(checkout):
     assert not results.is_stale(name)
     metrics = checkout / "results/standard/5.4.1.json"
     text = metrics.read_text()
-    metrics.write_text(json.dumps({**json.loads(text), "source": "another"}))
+    values = json.loads(text)
+    metrics.write_text(json.dumps({**values, "source": "another", "seconds": {"train": 1.0}}))
+    assert not results.is_stale(name), "the same ensemble, executed again"
+    metrics.write_text(json.dumps({**values, "loss_final": [0.1, *values["loss_final"][1:]]}))
     assert results.is_stale(name)
     assert not results.is_stale(other), "it loads none"
     metrics.write_text(text)
