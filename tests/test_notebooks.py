@@ -1,7 +1,6 @@
 """Notebooks: the committed ones are executed and clean, and each runs from top to bottom with the quick preset."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import papermill
 import pytest
 from papermill.parameterize import parameterize_notebook
 
-from fml_tf import results
+from fml_tf import problems, results
 
 NOTEBOOKS = sorted((results.ROOT / "notebooks").rglob("*.ipynb"))
 BENCHMARKS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
@@ -101,11 +100,13 @@ def test_notebook_runs_with_quick_under_nbval(path, tmp_path):
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=ids)
 def test_papermill_keeps_the_parameters_tag_and_takes_values(path, tmp_path):
-    """Run through the command line, as a user would, with one parameter changed and a folder with a space."""
+    """Run through the command line, as a user would, with unusual parameters and a folder with a space."""
     out, benchmark = tmp_path / "my run", ".".join(path.stem.split("_")[:3])
     command = [sys.executable, "-m", "fml_tf", "run", benchmark, "--preset", "quick", "--out", str(out)]
-    options = ["-p", "epochs", "3", "-p", "n_trajectories", "200", "-p", "members", "1"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=600, env={**os.environ})
+    memory = 0 if problems.PAPER[benchmark].memory_steps else 2
+    for name, value in {"epochs": 3, "n_trajectories": 200, "members": 1, "memory_steps": memory}.items():
+        command += ["-p", name, str(value)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"mean ℓ2 error +\d\.\d+e[+-]\d+ over \d+ steps and 100 test trajectories", done.stdout)
     executed = nbformat.read(out / results.notebook_of(benchmark).name, as_version=4)
@@ -114,6 +115,7 @@ def test_papermill_keeps_the_parameters_tag_and_takes_values(path, tmp_path):
     assert tags.count("injected-parameters") == 1
     values = results.read_metrics(out)
     assert values["parameters"]["epochs"] == 3
+    assert values["parameters"]["memory_steps"] == memory
     assert len(values["loss_final"]) == 1
 
 
@@ -122,6 +124,10 @@ TOPICS = {
     "choosing_memory": (
         {"trajectories": 100, "longest": 3, "training_steps": 300, "members": 1},
         r"5\.1\.2: the state is decided by 1 past entry",
+    ),
+    "long_runs": (
+        {"trajectories": 5, "lorenz_trajectories": 3, "lorenz_steps": 2000},
+        r"5\.3\.1 +\d\.\de-0[67] +\d\.\de-0[45] +\d\.\de-05 +\d\d +\d\n",
     ),
     "ensembles_examined": ({"n_test": 5, "lorenz_steps": 300}, r"5\.1\.1( +\d\.\de-06){4} +\d\.\de-07\n"),
     "lorenz_judged": (
