@@ -148,7 +148,9 @@ def memory(choice, *, ax=None):
 
 
 def spread(x, values, *, label=None, ax=None):
-    """Draw the mean of several values at each place, the band from the least to the largest, and the values as dots.
+    """Draw the median of several values at each place, the band from the least to the largest, and the values as dots.
+
+    Places and values are on log scales where they span a wide range.
 
     Args:
         x: `(place,)`, numbers or names.
@@ -162,8 +164,8 @@ def spread(x, values, *, label=None, ax=None):
     x, values = [x[i] for i in order], [np.asarray(values[i], "float64") for i in order]
     x = x if numbers else [str(place) for place in x]
     finite = [found[np.isfinite(found)] for found in values]
-    mean, low, high = ([f(found) if len(found) else np.nan for found in finite] for f in (np.mean, np.min, np.max))
-    (line,) = ax.plot(x, mean, "-", label=label)
+    middle, low, high = ([f(found) if len(found) else np.nan for found in finite] for f in (np.median, np.min, np.max))
+    (line,) = ax.plot(x, middle, "-", label=label)
     ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     for place, found in zip(x, finite, strict=True):
         ax.plot([place] * len(found), found, "o", color=line.get_color(), markersize=3)
@@ -171,9 +173,22 @@ def spread(x, values, *, label=None, ax=None):
     shown = shown[np.isfinite(shown)]
     if len(shown) and shown.min() > 0 and shown.max() / shown.min() > 10:
         ax.set_yscale("log")
-    if numbers and min(x) > 0 and max(x) / min(x) >= 20:
-        ax.set_xscale("log")
+    if numbers and min(x) >= 0 and max(x) / min((place for place in x if place > 0), default=np.inf) >= 20:
+        _log_places(ax, x)
     return ax
+
+
+def _log_places(ax, x):
+    """Give an axis a log scale, linear from 0 to the first place where 0 is one, and its ticks at the places."""
+    if min(x) > 0:
+        ax.set_xscale("log")
+    else:
+        first = min(place for place in x if place > 0)
+        ax.set_xscale("symlog", linthresh=first, linscale=0.4)
+        ax.set_xlim(left=-first / 4)
+    if len(x) <= 10:
+        ax.set_xticks(x, [f"{place:g}" for place in x])
+        ax.set_xticks([], minor=True)
 
 
 def heat_map(x, y, values, *, names, label, ax=None):

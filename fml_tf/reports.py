@@ -1,4 +1,4 @@
-"""Reports of sweeps: tables of parameters and results, mean and spread over seeds, and a figure."""
+"""Reports of sweeps: tables of parameters and results, mean, median and spread over seeds, and a figure."""
 
 import csv
 import io
@@ -9,6 +9,15 @@ import pathlib
 import numpy as np
 
 from fml_tf import results, sweeps
+
+#: What a summary says of the values of a result over seeds and repeats.
+MEASURES = {
+    "mean": np.mean,
+    "median": np.median,
+    "std": lambda values: values.std(ddof=1) if len(values) > 1 else None,
+    "min": np.min,
+    "max": np.max,
+}
 
 #: Columns that may differ between two executions of the same sweep.
 VOLATILE = ("seconds", "host")
@@ -68,16 +77,14 @@ def table(rows: list[dict]) -> list[dict]:
 
 
 def summary(done: list[dict], known: list[str]) -> list[dict]:
-    """Return, for each set of swept parameters, the number of runs that are done, and the mean, standard deviation
-    (None of one run), least and largest of each result over seeds and repeats."""
+    """Return, for each set of swept parameters, the number of runs that are done, and the mean, median, standard
+    deviation (None of one run), least and largest of each result over seeds and repeats."""
     lines = []
     for swept, runs in _groups(done):
         line = {**swept, "runs": len(runs)}
         for name in known:
             values = np.array([row["results"][name] for row in runs if row["results"].get(name) is not None], "float64")
-            line[f"{name}_mean"] = values.mean() if len(values) else None
-            line[f"{name}_std"] = values.std(ddof=1) if len(values) > 1 else None
-            line[f"{name}_min"], line[f"{name}_max"] = (values.min(), values.max()) if len(values) else (None, None)
+            line |= {f"{name}_{kind}": measure(values) if len(values) else None for kind, measure in MEASURES.items()}
         lines.append(line)
     return lines
 
@@ -100,8 +107,8 @@ def _csv(lines):
 
 
 def draw(done: list[dict], names: list[str], metric: str):
-    """Return a figure of a result against one swept parameter, a line for each value of a second one; where both have
-    four numbers or more, a map of colours."""
+    """Return a figure of a result's median over seeds against one swept parameter, a line for each value of a second
+    one; where both have four numbers or more, a map of colours."""
     import matplotlib.pyplot as plt
 
     from fml_tf import plots
@@ -117,6 +124,8 @@ def draw(done: list[dict], names: list[str], metric: str):
         plots.heat_map(*_map(groups, names, axis), names=[*map(_words, names)], label=_words(metric), ax=ax)
         return figure
     two = len(names) == 2
+    if two and (_numbers(axis[1]), len(axis[1])) > (_numbers(axis[0]), len(axis[0])):  # the longer line of numbers
+        names, axis = names[::-1], axis[::-1]
     for value in axis[1] if two else [None]:
         line = [(swept, found) for swept, found in groups if not two or swept.get(names[1]) == value]
         plots.spread(
@@ -148,7 +157,7 @@ def _numbers(values):
 def _map(groups, names, axis):
     x, y = (sorted(values) for values in axis)
     found = {tuple(swept.values()): [value for value in values if value is not None] for swept, values in groups}
-    return x, y, np.array([[np.mean(found.get((a, b)) or np.nan) for a in x] for b in y])
+    return x, y, np.array([[np.median(found.get((a, b)) or np.nan) for a in x] for b in y])
 
 
 def _words(name):

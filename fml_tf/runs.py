@@ -101,7 +101,7 @@ def check_parameters(kinds: dict[str, str], values: dict) -> dict:
 
     Args:
         kinds: the declared types, see `declared`.
-        values: name to value; None leaves the notebook's own.
+        values: name to value; None, or the text None, leaves the notebook's own.
 
     Raises:
         ValueError: for an unknown parameter, or a value that is not of its type.
@@ -131,7 +131,7 @@ def declared(notebook) -> dict[str, str]:
 def _typed(name, value, kind):
     value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     wanted = {"int": int, "float": float, "str": str, "bool": bool}.get(kind)
-    if value is None:
+    if value is None or (isinstance(value, str) and value == "None"):  # as papermill's command line has it
         return None
     if wanted is None:  # not declared: as it is, but for 1e-4, which YAML takes for text
         if not _is_plain(value):
@@ -150,7 +150,11 @@ def _typed(name, value, kind):
             return value if isinstance(value, int) else int(float(value))
         if wanted is float and not isinstance(value, bool) and math.isfinite(float(value)):
             return float(value)
-    raise ValueError(f"parameter {name}={value!r}: expected {'a finite float' if wanted is float else kind}.")
+    several = isinstance(value, str) and value.startswith(("(", "["))
+    raise ValueError(
+        f"parameter {name}={value!r}: expected {'a finite float' if wanted is float else kind}"
+        + ("; values to sweep over stand in a list under grid." if several else ".")
+    )
 
 
 def _is_plain(value):

@@ -46,11 +46,13 @@ def folder(tmp_path):
     return make
 
 
-def test_the_summary_holds_mean_and_spread_of_what_is_there():
+def test_the_summary_holds_mean_median_and_spread_of_what_is_there():
     rows = [row({"a": 1}, 0, x=1.0), row({"a": 1}, 1, x=3.0), row({"a": 1}, 2, x=None), row({"a": 2}, 0, y=5.0)]
     first, second = reports.summary(rows, ["x", "y"])
     assert (first["a"], first["runs"], first["x_mean"], first["x_min"], first["x_max"]) == (1, 3, 2.0, 1.0, 3.0)
     assert first["x_std"] == pytest.approx(np.sqrt(2))
+    (skewed,) = reports.summary([row({"a": 1}, seed, x=x) for seed, x in enumerate((1.0, 2.0, 9.0))], ["x"])
+    assert (skewed["x_mean"], skewed["x_median"]) == (4.0, 2.0)
     assert (first["y_mean"], first["y_std"]) == (None, None)
     assert (second["y_mean"], second["y_std"], second["x_mean"]) == (5.0, None, None)
 
@@ -80,25 +82,30 @@ def test_the_table_has_a_row_for_every_run_and_a_column_for_every_result(folder)
 
 
 @pytest.mark.parametrize(
-    ("axes", "lines", "meshes", "scales"),
+    ("axes", "lines", "meshes", "scales", "across"),
     [
-        (([1, 10, 100, 1000],), 1, 0, ("log", "log")),
-        ((["relu", "tanh"],), 1, 0, ("linear", "linear")),
-        (([1, 2, 3], ["relu", "tanh"]), 2, 0, ("linear", "linear")),
-        (([1, 2, 3, 4], [10, 20, 30, 400]), 0, 1, ("linear", "linear")),
+        (([1, 10, 100, 1000],), 1, 0, ("log", "log"), "a"),
+        (([0, 1, 5, 60],), 1, 0, ("symlog", "log"), "a"),
+        ((["relu", "tanh"],), 1, 0, ("linear", "linear"), "a"),
+        (([1, 2, 3], ["relu", "tanh"]), 2, 0, ("linear", "linear"), "a"),
+        ((["adam", "soap"], [1, 2, 3]), 2, 0, ("linear", "linear"), "b"),
+        (([1, 2], [1, 2, 3]), 2, 0, ("linear", "linear"), "b"),
+        (([1, 2, 3, 4], [10, 20, 30, 400]), 0, 1, ("linear", "linear"), "a"),
     ],
 )
-def test_one_parameter_gives_lines_and_two_of_many_numbers_a_map(axes, lines, meshes, scales):
+def test_one_parameter_gives_lines_and_two_of_many_numbers_a_map(axes, lines, meshes, scales, across):
     figure = reports.draw(grid(*axes), ["a", "b"][: len(axes)], "mean_error")
     ax = figure.axes[0]
     assert [line.get_linestyle() for line in ax.get_lines()].count("-") == lines
     assert len(figure.axes) - 1 == meshes == len(ax.collections) * meshes
     assert (ax.get_xscale(), ax.get_yscale()) == scales
-    assert ax.get_xlabel() == "a"
+    assert ax.get_xlabel() == across
 
 
-def test_a_map_shows_the_mean_where_it_belongs():
-    figure = reports.draw(grid([1, 2, 3, 4], [5, 6, 7, 80]), ["a", "b"], "mean_error")
+def test_a_map_shows_the_median_where_it_belongs():
+    rows = grid([1, 2, 3, 4], [5, 6, 7, 80])
+    far = [row(given["swept"], 2 + i, mean_error=value) for given in rows[::2] for i, value in enumerate((1e-9, 1.0))]
+    figure = reports.draw(rows + far, ["a", "b"], "mean_error")
     mesh = np.asarray(figure.axes[0].collections[0].get_array())
     np.testing.assert_allclose(mesh[0], 1.5e-2)
     np.testing.assert_allclose(mesh[3], 1.5e-3)

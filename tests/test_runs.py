@@ -36,6 +36,7 @@ def notebook(tmp_path):
     ("name", "value", "expected"),
     [
         ("x", "3", 3), ("x", "1e3", 1000), ("x", np.int32(3), 3), ("x", 3.0, 3), ("x", None, None),
+        ("x", "None", None), ("name", "None", None),
         ("y", "1e-4", 1e-4), ("y", 2, 2.0),
         ("y", np.float32(0.5), 0.5), ("name", "b", "b"), ("flag", True, True), ("any", "1e-4", 1e-4),
         ("any", [1, 2], [1, 2]), ("any", "text", "text"), ("any", "5", "5"),
@@ -52,6 +53,7 @@ def test_values_take_the_declared_type(notebook, name, value, expected):
     [
         ("x", "many", "x='many': expected int"), ("x", 1.5, "x=1.5: expected int"), ("x", True, "x=True: expected int"),
         ("x", (1, 2), r"x=\(1, 2\): expected one int; values to sweep over stand in a list under grid"),
+        ("x", "(1, 2)", "expected int; values to sweep over stand in a list under grid"),
         ("y", np.ones(2), "expected one float"), ("y", "fast", "y='fast': expected a finite float"),
         ("name", 3, "name=3: expected str"), ("flag", "yes", "flag='yes': expected bool"),
         ("any", (1, 2), "expected one plain value"), ("any", datetime.date(2020, 1, 1), "text in quotes"),
