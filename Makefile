@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint lab notebooks results bench pins clean
+.PHONY: help demo test lint lab notebooks results sweeps bench pins clean
 
 help:
 	@echo "make demo       set up, then learn and predict benchmark 5.1.1 with the quick preset"
@@ -12,7 +12,8 @@ help:
 	@echo "make lab        open the notebooks in JupyterLab"
 	@echo "make notebooks  execute the committed notebooks that are stale, with the standard preset"
 	@echo "make results    gather the committed results into the README's table"
-	@echo "make bench      measure speed side by side with Keras, JAX, PyTorch and the limits of the machine (an hour)"
+	@echo "make sweeps     run the example sweeps that are not done, and renew their reports (over an hour)"
+	@echo "make bench      measure speed side by side with Keras, JAX, PyTorch and the limits of the machine (over an hour)"
 	@echo "make pins       renew the tested versions in requirements.txt from pyproject.toml"
 	@echo "make clean      remove the environment, results of runs, and caches"
 	@echo "PYTHON=python3.12 in front of any of them chooses the Python to set up with."
@@ -36,6 +37,11 @@ notebooks: $(READY)
 
 results: $(READY)
 	$(BIN)/python -m fml_tf results
+
+sweeps: $(READY)
+	@for file in sweeps/*.yaml; do name=$$(basename $$file .yaml); \
+	    $(BIN)/fml sweep $$file --retry && $(BIN)/fml report runs/$$name --out sweeps/$$name || exit 1; done
+	$(BIN)/python benchmarks/choices.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py

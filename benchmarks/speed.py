@@ -203,6 +203,7 @@ PARTS = {
     "start_up": start_up,
     "forecast": script("forecast_speed"),
     "data": script("data_speed"),
+    "sweep": script("sweep_speed"),
 }
 
 
@@ -243,6 +244,8 @@ def tables(figures):
     if "data" in figures:
         seconds = {name: value["seconds"] for name, value in figures["data"].items() if isinstance(value, dict)}
         made["data"] = _pairs(seconds, "Lorenz training data of paper size", "seconds")
+    if "sweep" in figures:
+        made["sweep"] = _pairs(figures["sweep"], "sweep of the quick 5.1.1", "seconds, or their ratio")
     listed = ", ".join(f"{name} {version}" for name, version in figures.get("versions", {}).items())
     return {**made, "versions": f"With {listed}."}
 
@@ -341,7 +344,7 @@ def main():
     for part in args.parts or PARTS:
         if part != "tables":
             figures[part] = _merged(figures.get(part), PARTS[part](args))
-            figures |= {"versions": versions(), "cores": os.cpu_count()}
+            figures |= {"versions": {**figures.get("versions", {}), **versions()}, "cores": os.cpu_count()}
             text = json.dumps(figures, indent=1) + "\n"
             results.replace(OUT, lambda path, text=text: path.write_text(text))
     for page in PAGES:
