@@ -16,7 +16,7 @@ import time
 
 from fml_tf import _cores, problems, results
 
-#: Characters that a run of a sweep may print before it is stopped.
+#: Characters that a run of a sweep may put out before it is stopped.
 OUTPUT_LIMIT = 10_000_000
 
 #: Exit code of a run for which there was no space left to write.
@@ -24,7 +24,7 @@ DISK_FULL = 28
 
 
 class TooMuchOutput(Exception):
-    """Say that a notebook printed more than it may."""
+    """Say that a notebook put out more than it may."""
 
 
 def execute(notebook, executed, parameters, *, output_limit: int | None = None, **options) -> None:
@@ -34,7 +34,7 @@ def execute(notebook, executed, parameters, *, output_limit: int | None = None, 
         notebook: the notebook to run.
         executed: path of the executed copy, written after each cell.
         parameters: values for its parameters cell, see `check_parameters`.
-        output_limit: characters that it may print.
+        output_limit: characters that it may put out: what it prints counts at once, what it displays when a cell ends.
         **options: of `papermill.execute_notebook`.
 
     Raises:
@@ -46,7 +46,7 @@ def execute(notebook, executed, parameters, *, output_limit: int | None = None, 
 
     counter = _Counter(output_limit)
     if output_limit:
-        options["stdout_file"] = options["stderr_file"] = counter
+        options |= {"stdout_file": counter, "stderr_file": counter, "on_cell_executed": counter.take_displayed}
     try:
         papermill.execute_notebook(
             notebook,
@@ -61,17 +61,23 @@ def execute(notebook, executed, parameters, *, output_limit: int | None = None, 
         if not counter.exceeded:
             raise
         _trim(executed, output_limit)
-        raise TooMuchOutput(f"it printed more than {output_limit / 1e6:g} MB") from error
+        raise TooMuchOutput(f"its output passed {output_limit / 1e6:g} MB") from error
 
 
 class _Counter:
-    """Take what a notebook prints, count it, and end the kernel when it is too much: it may never stop by itself."""
+    """Take what a notebook puts out, count it, and end the kernel when it is too much: it may never stop by itself."""
 
     def __init__(self, limit):
         self.left, self.exceeded = limit, False
 
     def write(self, text):
-        self.left -= len(text)
+        self._count(len(text))
+
+    def take_displayed(self, cell, **_):
+        self._count(sum(len(json.dumps(output)) for output in cell.outputs if output.output_type != "stream"))
+
+    def _count(self, characters):
+        self.left -= characters
         if self.left < 0:
             self.exceeded = True
             _kill_children()
@@ -82,7 +88,7 @@ class _Counter:
 
 
 def _trim(path, limit):
-    """Cut each output of a notebook to the last characters that fit."""
+    """Cut each output of a notebook: of what was printed the last characters stay, of what was displayed none."""
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
@@ -90,6 +96,8 @@ def _trim(path, limit):
         for output in cell.get("outputs", []):
             if len(output.get("text", "")) > limit // 100:
                 output["text"] = "[cut]\n" + output["text"][-limit // 100 :]
+            if len(json.dumps(output.get("data", {}))) > limit // 100:
+                output["data"] = nbformat.from_dict({"text/plain": "[cut]"})
     results.replace(pathlib.Path(path), lambda part: nbformat.write(notebook, part))
 
 
