@@ -48,7 +48,9 @@ def write(tmp_path):
 def fml(*arguments, **options):
     """Start the command line in a process of its own."""
     command = [sys.executable, "-m", "fml_tf", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # tests that run in the background ignore Ctrl-C, and so would what they start
+    return subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
 
 def invoke(*arguments):
