@@ -410,7 +410,7 @@ def cluster():
 
 
 def test_every_engine_gives_the_same_table(write, tmp_path, cluster):
-    path = write(code=FAILING.replace("SIGKILL", "SIGTERM") + WRITE, grid={"x": [3, 5, 6]}, seeds=2)
+    path = write(code=FAILING.replace("SIGKILL", "SIGTERM") + WRITE, grid={"x": [3, 5, 7]}, seeds=2)
     for name, engine in {"pool": [], "local": ["--dask", "local"], "cluster": ["--dask", cluster]}.items():
         done = invoke("sweep", path, "--out", tmp_path / name, "--workers", 2, *engine)
         assert done.exit_code == 1, done.output
