@@ -1,7 +1,9 @@
 """Put what the example sweeps found, from their committed reports, into the tables of docs/choices.md.
 
-fml sweep sweeps/NAME.yaml && fml report runs/NAME --out sweeps/NAME     # renews one report
-python benchmarks/choices.py
+    fml sweep sweeps/NAME.yaml && fml report runs/NAME --out sweeps/NAME     # renews one report
+    python benchmarks/choices.py
+
+`make sweeps` does this for all.
 """
 
 import csv
@@ -44,7 +46,7 @@ def one(lines, parameter, metric, more):
         head += [SHOWN[name][0], "least to largest"]
     names = (metric, *more)
     rows = [[line[parameter], *(text for n in names for text in (cell(line, n), spread(line, n)))] for line in lines]
-    return _rows(head, rows)
+    return results.markdown([head, *rows])
 
 
 def two(lines, across, down, metric, more):
@@ -53,11 +55,7 @@ def two(lines, across, down, metric, more):
     found = {(line[across], line[down]): " / ".join(cell(line, name) for name in names) for line in lines}
     columns, values = (list(dict.fromkeys(line[parameter] for line in lines)) for parameter in (across, down))
     rows = [[value, *(found[column, value] for column in columns)] for value in values]
-    return _rows([f"{down} \\ {across}", *columns], rows)
-
-
-def _rows(head, rows):
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+    return results.markdown([[f"{down} \\ {across}", *columns], *rows])
 
 
 def tables():

@@ -257,7 +257,7 @@ def _seconds_table(races):
     for name, cells in _contenders(chosen).items():
         texts = [f"{row['seconds']:.2f} ({row['seconds'] / fit['seconds']:.1f}×)" if row else "" for row, fit in cells]
         rows.append([f"**{name}**" if name == "FlowMap.fit" else name, *texts])
-    return _rows(rows)
+    return results.markdown(rows)
 
 
 def _of_shape(races, shape):
@@ -276,11 +276,6 @@ def _contenders(races):
     return {name: [(rows.get(name), rows["FlowMap.fit"]) for rows in entered] for name in names}
 
 
-def _rows(rows):
-    head, *rest = rows
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rest])
-
-
 def _training_table(races, shape):
     """Return the rate of `fit` for ten members of a shape, and how many times as long each contender takes."""
     chosen = _of_shape(races, shape)
@@ -288,14 +283,14 @@ def _training_table(races, shape):
     for name, cells in _contenders(chosen).items():
         peak = max(row["peak_mb"] for row, _ in cells if row)
         rows.append([name, *_ratios(cells), f"{peak:,.0f}"])
-    return _rows(rows)
+    return results.markdown(rows)
 
 
 def _members_table(races):
     """Return the same for other ensemble sizes."""
     chosen = [race for race in races if race["members"] in MEMBERS]
     head = ["", *(f"{race['shape']}, {race['members']}" for race in chosen)]
-    return _rows([head, *([name, *_ratios(cells)] for name, cells in _contenders(chosen).items())])
+    return results.markdown([head, *([name, *_ratios(cells)] for name, cells in _contenders(chosen).items())])
 
 
 def _ratios(cells):
@@ -318,11 +313,11 @@ def _growth_table(growths):
                 f"{math.log(b / a) / math.log(y / x):.2f}",
             ]
         )
-    return _rows(rows)
+    return results.markdown(rows)
 
 
 def _pairs(values, left, right):
-    return _rows([[left, right], *([name, f"{value:.2f}"] for name, value in values.items())])
+    return results.markdown([[left, right], *([name, f"{value:.2f}"] for name, value in values.items())])
 
 
 def write_page(page, figures):

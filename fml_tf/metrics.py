@@ -228,10 +228,31 @@ def power_spectrum(trajectories, *, time_step: float, segment: int = 1024) -> tu
     return frequencies, power.mean(axis=0)
 
 
+def maxima(series, *, time_step: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return times and heights of the maxima of one time series, `(maximum,)` each.
+
+    Each is that of the parabola through an entry and its two neighbours, which are lower. The first entry is at time 0.
+
+    Args:
+        series: `(time,)`.
+        time_step: time between entries.
+
+    Raises:
+        ValueError: for a series of another shape, or not finite.
+    """
+    series = np.asarray(series, "float64")
+    if series.ndim != 1 or not np.isfinite(series).all():
+        raise ValueError(f"a series of shape {series.shape}: expected (time,), one variable, and finite.")
+    top = signal.argrelmax(series)[0]
+    left, middle, right = series[top - 1], series[top], series[top + 1]
+    bend = left - 2 * middle + right
+    return time_step * (top + (left - right) / (2 * bend)), middle - (right - left) ** 2 / (8 * bend)
+
+
 def maxima_map(trajectories) -> np.ndarray:
     """Return pairs of successive maxima of one variable, `(pair, 2)`: Lorenz's return map, if it is his z.
 
-    Each maximum is that of the parabola through the largest entry and its two neighbours.
+    See `maxima`.
 
     Args:
         trajectories: `(trajectory, time, 1)`.
@@ -244,9 +265,7 @@ def maxima_map(trajectories) -> np.ndarray:
     """
     pairs = []
     for series in one_variable(trajectories, 3, "a map of maxima"):
-        top = signal.argrelmax(series)[0]
-        left, middle, right = series[top - 1], series[top], series[top + 1]
-        peaks = middle - (right - left) ** 2 / (8 * (left - 2 * middle + right))
+        _, peaks = maxima(series)
         pairs.append(np.stack([peaks[:-1], peaks[1:]], axis=1))
     pairs = np.concatenate(pairs)
     if not len(pairs):

@@ -173,17 +173,19 @@ def spread(x, values, *, label=None, ax=None):
     shown = shown[np.isfinite(shown)]
     if len(shown) and shown.min() > 0 and shown.max() / shown.min() > 10:
         ax.set_yscale("log")
-    if numbers and min(x) >= 0 and max(x) / min((place for place in x if place > 0), default=np.inf) >= 20:
-        _log_places(ax, x)
+    if numbers:
+        _scale_places(ax, sorted({place for line in ax.get_lines() for place in line.get_xdata()}))
     return ax
 
 
-def _log_places(ax, x):
-    """Give an axis a log scale, linear from 0 to the first place where 0 is one, and its ticks at the places."""
+def _scale_places(ax, x):
+    """Give places that span a wide range a log scale, linear from 0 to the first where 0 is one, and ticks at them."""
+    first = min((place for place in x if place > 0), default=np.inf)
+    if min(x) < 0 or max(x) / first < 20:
+        return
     if min(x) > 0:
         ax.set_xscale("log")
     else:
-        first = min(place for place in x if place > 0)
         ax.set_xscale("symlog", linthresh=first, linscale=0.4)
         ax.set_xlim(left=-first / 4)
     if len(x) <= 10:

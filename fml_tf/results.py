@@ -241,22 +241,18 @@ def _read(path):
 
 def table(preset: str = "standard") -> str:
     """Return the committed results of a preset as a Markdown table, one row a benchmark."""
-    rows = [
-        "| benchmark | observed | n_M | mean ℓ2 error | largest in time | persistence | valid, Lyapunov times | "
-        "decades of loss | training | bounded |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for benchmark, record in problems.PAPER.items():
-        path = committed(benchmark, preset)
-        if path.exists():
-            rows.append(_row(record, _read(path)))
-    return "\n".join(rows)
+    head = [
+        "benchmark", "observed", "n_M", "mean ℓ2 error", "largest in time", "persistence", "valid, Lyapunov times",
+        "decades of loss", "training", "bounded",
+    ]  # fmt: skip
+    paths = {record: committed(benchmark, preset) for benchmark, record in problems.PAPER.items()}
+    return markdown([head, *(_row(record, _read(path)) for record, path in paths.items() if path.exists())])
 
 
 def _row(record, values):
     hidden = len(record.system.state_names) - len(record.observed)
     names = ", ".join(record.state_names) if len(record.observed) < 5 else f"y1 to y{len(record.observed)}"
-    cells = [
+    return [
         f"[{record.id}](notebooks/{notebook_of(record.id).name}) {record.system.name}",
         f"{names} ({'all' if not hidden else f'{hidden} hidden'})",
         str(record.memory_steps),
@@ -268,7 +264,12 @@ def _row(record, values):
         f"{values['seconds']['train'] / 60:.0f} min",
         f"{100 * values['bounded_fraction']:.0f} %",
     ]
-    return "| " + " | ".join(cells) + " |"
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Return rows of cells, the first its head, as a Markdown table."""
+    head, *rest = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rest])
 
 
 def update_readme() -> pathlib.Path:

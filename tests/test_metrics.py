@@ -169,6 +169,13 @@ def test_maxima_of_the_lorenz_system_follow_a_cusp(lorenz):
 def test_maxima_lie_between_entries():
     wave = np.cos(np.arange(0, 40, 0.3) - 0.1)[None, :, None]
     np.testing.assert_allclose(metrics.maxima_map(wave), 1, atol=1e-3)
+    times, heights = metrics.maxima(wave[0, :, 0], time_step=0.3)
+    np.testing.assert_allclose(times, 0.1 + 2 * np.pi * np.arange(1, 7), atol=3e-3)
+    np.testing.assert_allclose(heights, 1, atol=1e-3)
+    with pytest.raises(ValueError, match=r"shape \(1, 134, 1\): expected \(time,\)"):
+        metrics.maxima(wave)
+    with pytest.raises(ValueError, match="and finite"):
+        metrics.maxima([0.0, np.inf, 0.0])
 
 
 @pytest.mark.parametrize("dimension", [1, 2])

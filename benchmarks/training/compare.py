@@ -201,7 +201,7 @@ def judge(record, model):
 def table(found):
     """Return the scores as Markdown, a row a method and a column a benchmark that have been measured."""
     columns = [benchmark for benchmark in problems.PAPER if found.get(benchmark)]
-    rows = ["| method | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    rows = [["method", *columns]]
     for method in METHODS:
         cells = []
         for benchmark in columns:
@@ -209,8 +209,8 @@ def table(found):
             form = ".1f" if problems.PAPER[benchmark].exponent else ".1e"
             cells.append("" if value is None else "ran away" if not np.isfinite(value) else format(value, form))
         if any(cells):
-            rows.append(f"| {method} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+            rows.append([method, *cells])
+    return results.markdown(rows)
 
 
 def main():

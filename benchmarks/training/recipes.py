@@ -102,10 +102,8 @@ def score(problem, model):
 
 def table():
     """Return what the recipes reach as Markdown, and ours with as many members as the paper's recipe was run with."""
-    rows = [
-        "| benchmark | members | paper's recipe | its minutes | ours | gain | our minutes | skip | polynomial |",
-        "|---" * 9 + "|",
-    ]
+    head = "benchmark, members, paper's recipe, its minutes, ours, gain, our minutes, skip, polynomial"
+    rows = [head.split(", ")]
     for name, record in problems.PAPER.items():
         form, key = (".1f", "valid_prediction_time") if record.exponent else (".1e", "mean_error")
         paper, skip, ours = (_committed(name, preset) for preset in ("paper", "skip", "standard"))
@@ -118,8 +116,8 @@ def table():
             theirs = [format(paper[key], form) + _unfinished(paper), f"{minutes:.0f}", format(mine, form), gain]
         rest = [f"{ours['seconds']['train'] / 60:.1f}", format(skip[key], form) if skip else ""]
         best = format(score(record, polynomial(record)), form)
-        rows.append("| " + " | ".join([name, str(members), *theirs, *rest, best]) + " |")
-    return "\n".join(rows)
+        rows.append([name, str(members), *theirs, *rest, best])
+    return results.markdown(rows)
 
 
 def _committed(name, preset):
