@@ -686,37 +686,42 @@ class FlowMap(keras.Model):
 
     # Members, files ------------------------------------------------------------------------------------------
 
-    def member(self, index: int | slice) -> "FlowMap":
+    def member(self, index: int | slice | Sequence[int]) -> "FlowMap":
         """Return one member, or some of them, as a model of its own, not compiled.
 
         Args:
-            index: position in this model, 0 to members - 1, or a slice of positions.
+            index: position in this model, 0 to members - 1, a slice of positions, or several different ones.
 
         Raises:
-            ValueError: for a position that this model does not hold, or a slice of none.
+            ValueError: for a position that this model does not hold, one named twice, or none.
         """
-        known = isinstance(index, int | np.integer) and 0 <= index < self.members
-        chosen = slice(index, index + 1) if known else index
-        if not isinstance(chosen, slice) or not self.member_ids[chosen]:
-            raise ValueError(f"member({index!r}): this model holds members 0 to {self.members - 1}.")
+        held = np.arange(self.members)
+        chosen = held[index] if isinstance(index, slice) else np.atleast_1d(index)
+        whole = chosen.dtype.kind in "iu" and chosen.ndim == 1 and chosen.size
+        if not whole or len(np.intersect1d(chosen, held)) < chosen.size:
+            raise ValueError(
+                f"member({index!r}): this model holds members 0 to {self.members - 1}: expected one of these, a slice "
+                "of them, or several, each once."
+            )
         some = self._like(chosen)
         for mine, its in zip(self._best(), some._best(), strict=True):
-            its.assign(mine[chosen])
+            its.assign(tf.gather(mine, chosen))
         return some
 
     def without_optimizer(self) -> "FlowMap":
         """Return the same ensemble, not compiled and without its best weights: what is left to forecast with."""
-        return self._like(slice(None))
+        return self._like(np.arange(self.members))
 
-    def _like(self, members):
+    def _like(self, positions):
         """Return a model of some of the members, with their weights, the scales and the record."""
         live = {"activation": self.activation, "kernel_initializer": self.kernel_initializer, "name": None}
-        other = type(self).from_config({**self.get_config(), **live, "members": list(self.member_ids[members])})
+        ids = [self.member_ids[position] for position in positions]
+        other = type(self).from_config({**self.get_config(), **live, "members": ids})
         for mine, its in zip(self._weights_of_members(), other._weights_of_members(), strict=True):
-            its.assign(mine[members])
+            its.assign(tf.gather(mine, positions))
         for mine, its in zip(self._scales(), other._scales(), strict=True):
             its.assign(mine)
-        other.member_losses = self.member_losses[:, members]
+        other.member_losses = self.member_losses[:, positions]
         return other
 
     def get_config(self):

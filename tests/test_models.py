@@ -233,7 +233,12 @@ def test_some_members_are_an_ensemble(bursts, compiled):
     assert some.member_ids == (1, 2)
     expected = model.forecast(history, 1, average=None)[1:3].mean(axis=0)
     np.testing.assert_allclose(some.forecast(history, 1), expected, rtol=1e-6)
-    for none in (slice(4, 6), slice(2, 2), "1", -1):
+    some = model.member([3, 0])
+    assert some.member_ids == (3, 0)
+    np.testing.assert_allclose(
+        some.forecast(history, 1, average=None), model.forecast(history, 1, average=None)[[3, 0]]
+    )
+    for none in (slice(4, 6), slice(2, 2), "1", -1, [0, 4], [1, 1], [], [0.0], [[0, 1]], [True, False], None):
         with pytest.raises(ValueError, match="members 0 to 3"):
             model.member(none)
 
