@@ -107,6 +107,10 @@ class Problem:
         """Bursts in the training set: N = n_bursts * n_trajectories."""
         return self.n_bursts * self.n_trajectories
 
+    def windows(self, stage) -> int:
+        """Windows that a stage, or the record itself, cuts from each burst: shorter roll-outs fit in more often."""
+        return 1 + (self.multi_steps - stage.multi_steps) // 4
+
     @property
     def exponent(self) -> float | None:
         """Largest Lyapunov exponent of the system, per time unit; None where it is not chaotic."""
@@ -322,7 +326,7 @@ PRESETS = {
         "quick": dict(_SMOOTH, **_SMALL_DATA, stages=(Stage(40),), epochs=15),
     },
     "5.4.1": {
-        "standard": dict(_SMOOTH, stages=(Stage(60), _least_squares(1)), epochs=15, learning_rate=1e-4),
+        "standard": dict(_SMOOTH, stages=(Stage(120), _least_squares(2)), epochs=30, learning_rate=1e-4),
         "quick": dict(_SMOOTH, **_SMALL_DATA, trajectory_length=4000, stages=(Stage(30),), epochs=8),
     },
     "5.4.2": {

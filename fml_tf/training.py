@@ -143,7 +143,7 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=(), backup=None) -
             bursts,
             memory_steps=problem.memory_steps,
             multi_steps=stage.multi_steps,
-            n_bursts=1 + (problem.multi_steps - stage.multi_steps) // 4,
+            n_bursts=problem.windows(stage),
             seed=seed,
         )
         noise = problem.noise if stage.noise is None else stage.noise
