@@ -126,22 +126,52 @@ def test_the_tables_of_speed_are_those_of_the_committed_file(monkeypatch, tmp_pa
         assert f"**{rate:,.0f}**" in speed.tables(figures)[name]
 
 
-def test_the_table_of_training_is_that_of_the_committed_file(monkeypatch):
+@pytest.fixture
+def training_scripts(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "training")
-    compare = importlib.import_module("compare")
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("name", ["compare", "limits", "recipes"])
+def test_the_tables_of_accuracy_are_those_of_the_committed_files(training_scripts, tmp_path, name):
+    script = training_scripts(name)
+    copy = tmp_path / script.PAGE.name
+    copy.write_text(script.PAGE.read_text())
+    results.write_tables(copy, script.tables(json.loads(script.OUT.read_text())))
+    assert copy.read_text() == script.PAGE.read_text(), f"run python benchmarks/training/{name}.py with --tables"
+
+
+def cells(table):
+    """Return the cells of a Markdown table by the text of their row and column."""
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    return {(row[0], column): cell for row in rows for column, cell in zip(head, row, strict=True)}
+
+
+def test_the_tables_of_accuracy_show_what_was_measured(training_scripts):
+    compare, limits, recipes = map(training_scripts, ("compare", "limits", "recipes"))
     found = json.loads(compare.OUT.read_text())
-    begin, end = results.marks("training")
-    shown = compare.PAGE.read_text().split(begin)[1].split(end)[0].strip()
-    assert shown == compare.table(found), "run python benchmarks/training/compare.py --tables"
     assert all(set(methods) <= set(compare.METHODS) for methods in found.values())
+    shown = cells(compare.tables(found)["training"])
     for method, values in found["5.1.1"].items():
-        row = next(line for line in shown.splitlines() if line.startswith(f"| {method} |"))
-        assert row.split("|")[2].strip() == f"{values['score']:.1e}"
+        assert shown[method, "5.1.1"] == f"{values['score']:.1e}"
+    found = json.loads(limits.OUT.read_text())
+    for benchmark, form in zip(limits.BENCHMARKS, (".1e", ".1e", ".1f"), strict=True):
+        assert set(found[benchmark]["trainings"]) == set(limits.tasks(benchmark))
+        shown = cells(limits.tables(found)[f"limits-{benchmark}"])
+        for name, run in found[benchmark]["trainings"].items():
+            assert shown[name, "three members"] == format(run["score"], form)
+    found = json.loads(recipes.OUT.read_text())
+    shown = cells(recipes.tables(found)["recipes"])
+    for benchmark, record in problems.PAPER.items():
+        form = ".1f" if record.exponent else ".1e"
+        assert shown[benchmark, "polynomial"] == format(found[benchmark]["polynomial"], form)
+        ours = json.loads(results.committed(benchmark).read_text())
+        if found[benchmark]["members"] == record.members and not record.exponent:
+            assert found[benchmark]["ours"] == pytest.approx(ours["mean_error"], rel=0.01)
 
 
-def test_every_way_to_train_is_a_record_of_every_benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "training")
-    compare = importlib.import_module("compare")
+def test_every_way_to_train_is_a_record_of_every_benchmark(training_scripts):
+    compare = training_scripts("compare")
     for benchmark, method in itertools.product(problems.PAPER, compare.METHODS):
         record, _ = compare.record_of(benchmark, method)
         assert (record.id, record.members) == (benchmark, compare.MEMBERS)

@@ -198,8 +198,8 @@ def judge(record, model):
     }
 
 
-def table(found):
-    """Return the scores as Markdown, a row a method and a column a benchmark that have been measured."""
+def tables(found):
+    """Return the scores as a Markdown table, a row a method and a column a benchmark that have been measured."""
     columns = [benchmark for benchmark in problems.PAPER if found.get(benchmark)]
     rows = [["method", *columns]]
     for method in METHODS:
@@ -210,7 +210,7 @@ def table(found):
             cells.append("" if value is None else "ran away" if not np.isfinite(value) else format(value, form))
         if any(cells):
             rows.append([method, *cells])
-    return results.markdown(rows)
+    return {"training": results.markdown(rows)}
 
 
 def main():
@@ -237,7 +237,7 @@ def main():
         found[benchmark][method] = {**json.loads(done.stdout.splitlines()[-1]), "limit": given.seconds}
         print(f"{benchmark:6} {method:30} {found[benchmark][method]['score']:.3g}", flush=True)
         results.replace(OUT, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
-    results.write_tables(PAGE, {"training": table(found)})
+    results.write_tables(PAGE, tables(found))
     sys.exit(failed)
 
 

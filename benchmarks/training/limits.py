@@ -1,0 +1,262 @@
+"""Separate what limits the accuracy of a learned flow map, on three benchmarks that are seen whole.
+
+    python benchmarks/training/limits.py [5.1.1 5.3.1 5.4.1]
+    python benchmarks/training/limits.py --tables      # only renew docs/limits.md from the file
+
+Three members train anew with more steps (optimisation), less data, other widths (approximation), or in double
+precision, one at a time. The errors of the committed ensemble's single steps, which can be told exactly where all
+variables are seen, are carried on by the true flow map instead of the learned one: what that explains is accumulation.
+Each training is a process of its own. Numbers go to `results/limits.json`; what stands there is kept.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import multiprocessing
+from concurrent import futures
+
+import compare
+import numpy as np
+
+from fml_tf import data, metrics, problems, results
+
+OUT = results.ROOT / "results" / "limits.json"
+PAGE = results.ROOT / "docs" / "limits.md"
+BENCHMARKS = ("5.1.1", "5.3.1", "5.4.1")
+MEMBERS = 3
+TRAJECTORIES = 1000
+
+
+def _wider(record, factor):
+    return dataclasses.replace(record, hidden=tuple(round(factor * width) for width in record.hidden))
+
+
+def _fewer(record, factor):
+    """Return a record with less data, trained for as many steps."""
+    less = dataclasses.replace(record, n_trajectories=record.n_trajectories // factor)
+
+    def lengthened(stage):
+        samples, fewer = (one.n_samples * record.windows(stage) for one in (record, less))
+        batch_size = min(stage.batch_size, fewer)
+        steps = stage.epochs * -(-samples // stage.batch_size)
+        epochs = max(1, round(steps / -(-fewer // batch_size)))
+        return dataclasses.replace(stage, epochs=epochs, batch_size=batch_size)
+
+    return dataclasses.replace(lengthened(less), stages=tuple(map(lengthened, record.stages)))
+
+
+#: What each training changes in the recipe.
+TRAININGS = {
+    "twice the steps": lambda record: compare.scaled(record, 2),
+    "half the data, as many steps": lambda record: _fewer(record, 2),
+    "a tenth of the data, as many steps": lambda record: _fewer(record, 10),
+    "half the width": lambda record: _wider(record, 0.5),
+    "twice the width": lambda record: _wider(record, 2),
+    "double precision": lambda record: dataclasses.replace(record, dtype="float64"),
+}
+
+#: Least squares cannot solve for as many weights as twice the width has.
+LEFT_OUT = {("5.4.1", "twice the width")}
+
+#: Lorenz's system takes half the steps of its standard recipe, and is trained anew, for it takes long enough.
+SHARE = {"5.4.1": 0.5}
+
+#: Three members of the recipe, and twice three more, to show what is chance.
+RECIPE = {"the recipe": 0, "three other members": 3, "three more": 6}
+
+
+def record_of(benchmark):
+    return compare.scaled(problems.get(benchmark, members=MEMBERS, n_test=TRAJECTORIES), SHARE.get(benchmark, 1))
+
+
+def recipe(benchmark, first):
+    """Return scores and losses of three members of the recipe, the committed ones where it is the standard one."""
+    from fml_tf import models  # here alone is TensorFlow needed
+
+    record, members = record_of(benchmark), range(first, first + MEMBERS)
+    if benchmark in SHARE:
+        return train(record, members)
+    bursts = data.sample_bursts(record, seed=0)
+    return judge(record, models.load_pretrained(benchmark).member(members), bursts)
+
+
+def change(benchmark, name):
+    """Return the same of three members that are trained in another way."""
+    return train(TRAININGS[name](record_of(benchmark)), range(MEMBERS))
+
+
+def train(record, members):
+    """Train members of these numbers as a record says; return their scores and losses."""
+    from fml_tf import models, training
+
+    bursts = data.sample_bursts(record, seed=0)
+    config = {**training.build(record).get_config(), "name": None, "members": list(members)}
+    model = models.FlowMap.from_config(config)
+    training.train(model, record, bursts, callbacks=[training.Progress(every=10**9)])
+    return judge(record, model, bursts)
+
+
+def judge(record, model, bursts):
+    """Return scores of an ensemble and its median member, and its median loss on its training data and on new data."""
+    model.compile()
+    seen, fresh = (float(np.median(model.evaluate_members(part))) for part in (bursts, fresh_bursts(record)))
+    return {**compare.judge(record, model), "loss": seen, "fresh": fresh}
+
+
+def fresh_bursts(record):
+    """Return bursts of the same law from other trajectories."""
+    return data.sample_bursts(dataclasses.replace(record, n_trajectories=TRAJECTORIES), seed=3)
+
+
+def accumulate(benchmark):
+    """Return what comes of the ensemble's errors over single steps, and of rounding, under the true flow map: scores,
+    and the median errors at some times.
+
+    With δ the error of one step from a true state, "carried" is y <- Φ(y) + δ, "signs" the same with each step's δ
+    given a random sign, so that errors add up by chance and not by direction. "rounded" is Φ alone, its states held in
+    single precision; "start" is Φ from a start so rounded.
+    """
+    from fml_tf import models
+
+    record, model = record_of(benchmark), models.load_pretrained(benchmark)
+    history, truth = compare.held_out(record)
+    steps, flow = truth.shape[1], record.system.flow(record.time_step)
+    before = np.concatenate([history, truth[:, :-1]], axis=1)  # (trajectory, time, state), one step earlier
+    single = np.concatenate([model.forecast(states[:, None], 1) for states in before.swapaxes(0, 1)], axis=1) - truth
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(*truth.shape[:2], 1))
+
+    def carried(shift=None, rounded=lambda state: state, start=None):
+        state, path = history[:, -1] if start is None else start, np.empty_like(truth)
+        for step in range(steps):
+            state = path[:, step] = rounded(flow(state) + (0 if shift is None else shift[:, step]))
+        return path
+
+    def single_precision(state):
+        return state.astype("float32").astype("float64")
+
+    double = type(model).from_config({**model.get_config(), "name": None, "dtype": "float64"})
+    double.set_weights(model.get_weights())
+    ways = {
+        "forecast": lambda: model.forecast(history, steps),
+        "double": lambda: double.forecast(history, steps),
+        "carried": lambda: carried(single),
+        "signs": lambda: carried(single * signs),
+        "rounded": lambda: carried(rounded=single_precision),
+        "start": lambda: carried(start=single_precision(history[:, -1])),
+    }
+    shown = np.unique(np.geomspace(1, steps, 100).astype(int)) - 1
+    found = {
+        "single": float(np.linalg.norm(single, axis=-1).mean()),
+        "times": (record.time_step * (1 + shown)).tolist(),
+    }
+    for name, way in ways.items():
+        path = way()
+        errors = np.median(metrics.l2_error(path[:, shown], truth[:, shown]), axis=0)
+        found[name] = {"score": metrics.score(record, path, truth), "errors": [float(f"{e:.3g}") for e in errors]}
+    return found
+
+
+def _cell(benchmark, value):
+    form = ".1f" if problems.PAPER[benchmark].exponent else ".1e"
+    return "" if value is None else "ran away" if not np.isfinite(value) else format(value, form)
+
+
+def trainings_table(benchmark, values):
+    """Return scores and losses of the trainings of a benchmark as Markdown."""
+    rows = [["training", "three members", "median member", "loss", "loss on new data over that"]]
+    for name in (*RECIPE, *TRAININGS):
+        if run := values["trainings"].get(name):
+            losses = [f"{run['loss']:.1e}", f"{run['fresh'] / run['loss']:.2f}"]
+            rows.append([name, _cell(benchmark, run["score"]), _cell(benchmark, run["member"]), *losses])
+    return results.markdown(rows)
+
+
+#: What the table of accumulation shows, in its order.
+CARRIED = {
+    "forecast": "forecast of the ensemble",
+    "double": "the same weights, computed in double precision",
+    "carried": "true flow map, with the ensemble's error added to each step",
+    "signs": "the same, each error with a random sign",
+    "rounded": "true flow map, each state in single precision",
+    "start": "true flow map, the start alone in single precision",
+}
+
+#: What the figure calls some of them.
+SHOWN = {
+    "forecast": "forecast",
+    "carried": "its one-step errors, carried",
+    "signs": "random signs",
+    "rounded": "float32",
+}
+
+
+def accumulation_table(found):
+    """Return what errors of single steps come to as Markdown."""
+    grown = {benchmark: values["accumulation"] for benchmark, values in found.items()}
+    rows = [["", *grown], ["error of one step", *(f"{values['single']:.1e}" for values in grown.values())]]
+    for key, text in CARRIED.items():
+        rows.append([text, *(_cell(benchmark, values[key]["score"]) for benchmark, values in grown.items())])
+    return results.markdown(rows)
+
+
+def draw(found):
+    """Write the figure of how errors grow beside the page."""
+    from matplotlib import figure
+
+    from fml_tf import plots
+
+    plots.use_style()
+    picture = figure.Figure(figsize=(10, 3.4), layout="constrained")
+    for ax, (benchmark, values) in zip(picture.subplots(1, len(found)), found.items(), strict=True):
+        grown = values["accumulation"]
+        for name, style in (("forecast", "-"), ("carried", "--"), ("signs", "-"), ("rounded", "-")):
+            ax.loglog(grown["times"], grown[name]["errors"], style, label=SHOWN[name])
+        ax.axhline(grown["single"], color="0.6", linewidth=1, zorder=0)
+        ax.set(title=f"{benchmark} {problems.PAPER[benchmark].system.name}", xlabel="time")
+    picture.axes[0].set_ylabel("median ℓ2 error")
+    picture.axes[0].legend(fontsize="small")
+    results.replace(PAGE.with_suffix(".png"), lambda part: picture.savefig(part, dpi=120))
+
+
+def tables(found):
+    trainings = {f"limits-{benchmark}": trainings_table(benchmark, values) for benchmark, values in found.items()}
+    return {**trainings, "accumulation": accumulation_table(found)}
+
+
+def tasks(benchmark):
+    """Return what is measured on a benchmark: the name of each training, and how to come by its numbers."""
+    names = [name for name in TRAININGS if (benchmark, name) not in LEFT_OUT]
+    return {
+        **{name: functools.partial(recipe, benchmark, first) for name, first in RECIPE.items()},
+        **{name: functools.partial(change, benchmark, name) for name in names},
+    }
+
+
+def alone(task):
+    """Return what a task returns, from a process of its own: what TensorFlow compiled goes with it."""
+    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(task).result()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("benchmarks", nargs="*", default=list(BENCHMARKS), metavar="BENCHMARK", help=str(BENCHMARKS))
+    parser.add_argument("--tables", action="store_true", help="only renew the page")
+    given = parser.parse_args()
+    found = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for benchmark in [] if given.tables else given.benchmarks:
+        values = found.setdefault(benchmark, {"trainings": {}})
+        if "accumulation" not in values:
+            values["accumulation"] = alone(functools.partial(accumulate, benchmark))
+        for name, task in tasks(benchmark).items():
+            if name not in values["trainings"]:
+                values["trainings"][name] = alone(task)
+                print(benchmark, name, json.dumps(values["trainings"][name]), flush=True)
+            results.replace(OUT, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
+    results.write_tables(PAGE, tables(found))
+    draw(found)
+
+
+if __name__ == "__main__":
+    main()
