@@ -132,7 +132,7 @@ TOPICS = {
     "ensembles_examined": ({"n_test": 5, "lorenz_steps": 300}, r"5\.1\.1( +\d\.\de-06){4} +\d\.\de-07\n"),
     "lorenz_judged": (
         {"trajectories": 5, "steps": 3000, "exponent_steps": 500},
-        r"5\.4\.1, attractor +[6-9]\.\d +0\.\d\d +0\.\d+ +\d\.\d+ +100 +[01]\.\d+\n",
+        r"5\.4\.1, attractor +(?:[7-9]|1[0-2])\.\d +0\.\d\d +0\.\d+ +\d\.\d+ +100 +[01]\.\d+\n",
     ),
     "polynomials": (
         {
