@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -10,9 +11,10 @@ import subprocess
 import sys
 import tomllib
 
+import numpy as np
 import pytest
 
-from fml_tf import problems, results
+from fml_tf import data, problems, results
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -132,13 +134,16 @@ def training_scripts(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize("name", ["compare", "limits", "recipes"])
+RENEW = {"compare": "--tables", "limits": "--tables", "recipes": "table"}
+
+
+@pytest.mark.parametrize("name", RENEW)
 def test_the_tables_of_accuracy_are_those_of_the_committed_files(training_scripts, tmp_path, name):
     script = training_scripts(name)
     copy = tmp_path / script.PAGE.name
     copy.write_text(script.PAGE.read_text())
     results.write_tables(copy, script.tables(json.loads(script.OUT.read_text())))
-    assert copy.read_text() == script.PAGE.read_text(), f"run python benchmarks/training/{name}.py with --tables"
+    assert copy.read_text() == script.PAGE.read_text(), f"run python benchmarks/training/{name}.py {RENEW[name]}"
 
 
 def cells(table):
@@ -160,14 +165,64 @@ def test_the_tables_of_accuracy_show_what_was_measured(training_scripts):
         shown = cells(limits.tables(found)[f"limits-{benchmark}"])
         for name, run in found[benchmark]["trainings"].items():
             assert shown[name, "three members"] == format(run["score"], form)
+            assert shown[name, "median member"] == format(run["member"], form)
+            assert shown[name, "loss"] == f"{run['loss']:.1e}"
+            assert float(shown[name, "loss on new data over that"]) == round(run["fresh"] / run["loss"], 2)
+        grown, accumulation = found[benchmark]["accumulation"], cells(limits.tables(found)["accumulation"])
+        assert accumulation["error of one step", benchmark] == f"{grown['single']['mean']:.1e}"
+        for row, part in (
+            ("forecast of the ensemble", "forecast"),
+            ("the same, each error with a random sign", "signs"),
+        ):
+            assert accumulation[row, benchmark] == format(grown[part]["score"], form)
     found = json.loads(recipes.OUT.read_text())
     shown = cells(recipes.tables(found)["recipes"])
     for benchmark, record in problems.PAPER.items():
         form = ".1f" if record.exponent else ".1e"
         assert shown[benchmark, "polynomial"] == format(found[benchmark]["polynomial"], form)
         ours = json.loads(results.committed(benchmark).read_text())
-        if found[benchmark]["members"] == record.members and not record.exponent:
-            assert found[benchmark]["ours"] == pytest.approx(ours["mean_error"], rel=0.05)  # machines round differently
+        if found[benchmark]["members"] == len(ours["loss_final"]):
+            score = ours["valid_prediction_time" if record.exponent else "mean_error"]
+            assert found[benchmark]["ours"] == score
+        assert shown[benchmark, "ours"] == format(found[benchmark]["ours"], form)
+        assert shown[benchmark, "our minutes"] == f"{ours['seconds']['train'] / 60:.1f}"
+        paper = results.committed(benchmark, "paper")
+        assert bool(shown[benchmark, "paper's recipe"]) == paper.exists()
+        if paper.exists() and not record.exponent:
+            error = json.loads(paper.read_text())["mean_error"]
+            assert shown[benchmark, "paper's recipe"].split()[0] == format(error, form)
+            assert shown[benchmark, "gain"] == f"{error / found[benchmark]['ours']:,.0f}×"
+
+
+def test_less_data_take_as_many_steps(training_scripts):
+    limits = training_scripts("limits")
+    for benchmark, factor in itertools.product(limits.BENCHMARKS, (2, 10)):
+        record = limits.record_of(benchmark)
+        less = limits._fewer(record, factor)
+        assert less.n_samples * factor == record.n_samples
+        for stage, longer in zip((*record.stages, record), (*less.stages, less), strict=True):
+            before, after = (
+                one.epochs * math.ceil(whole.n_samples * record.windows(stage) / one.batch_size)
+                for one, whole in ((stage, record), (longer, less))
+            )
+            assert before == after
+
+
+def test_a_true_flow_map_carries_errors_on(training_scripts):
+    limits = training_scripts("limits")
+    record = problems.get("5.1.1", n_test=4)
+    truth = data.sample_trajectories(record, steps=50)
+    flow, start = record.system.flow(record.time_step), truth[:, 0]
+    shifts = np.zeros((4, 50, 2))
+    np.testing.assert_array_equal(limits.carry(flow, start, shifts), truth[:, 1:])
+    shifts[:, 3, 0] = 1e-3  # which then moves as the difference of two trajectories
+    moved = limits.carry(flow, start, shifts) - truth[:, 1:]
+    assert not moved[:, :3].any()
+    expected = np.linalg.matrix_power(record.system.propagator(record.time_step), 46) @ [1e-3, 0]
+    np.testing.assert_allclose(moved[:, -1], np.tile(expected, (4, 1)), rtol=1e-6)
+    held = limits.carry(flow, limits.rounded(start), np.zeros((4, 50, 2)), limits.rounded)
+    np.testing.assert_array_equal(held, held.astype("float32"))
+    assert 0 < np.abs(held - truth[:, 1:]).max() < 1e-5
 
 
 def test_every_way_to_train_is_a_record_of_every_benchmark(training_scripts):

@@ -11,10 +11,12 @@ and method is a process of its own; what stands in `results/training.json` for t
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
-import subprocess
+import multiprocessing
 import sys
+from concurrent import futures
 
 import numpy as np
 
@@ -198,6 +200,27 @@ def judge(record, model):
     }
 
 
+def cell(benchmark, score):
+    """Return a score as a table shows it: an error, or of a chaotic system a valid prediction time."""
+    return format(score, ".1f" if problems.PAPER[benchmark].exponent else ".1e") if np.isfinite(score) else "ran away"
+
+
+def known(path):
+    """Return what was measured before."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def keep(path, found):
+    """Write what is measured so far."""
+    results.replace(path, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
+
+
+def alone(task):
+    """Return what a task returns, from a process of its own: what TensorFlow compiled goes with it."""
+    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(task).result()
+
+
 def tables(found):
     """Return the scores as a Markdown table, a row a method and a column a benchmark that have been measured."""
     columns = [benchmark for benchmark in problems.PAPER if found.get(benchmark)]
@@ -205,9 +228,8 @@ def tables(found):
     for method in METHODS:
         cells = []
         for benchmark in columns:
-            value = found[benchmark].get(method, {}).get("score")
-            form = ".1f" if problems.PAPER[benchmark].exponent else ".1e"
-            cells.append("" if value is None else "ran away" if not np.isfinite(value) else format(value, form))
+            run = found[benchmark].get(method)
+            cells.append(cell(benchmark, run["score"]) if run else "")
         if any(cells):
             rows.append([method, *cells])
     return {"training": results.markdown(rows)}
@@ -219,24 +241,20 @@ def main():
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--tables", action="store_true", help="only renew the page")
-    parser.add_argument("--one", action="store_true", help="measure one method here and print what came of it")
     given = parser.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.benchmarks[0], given.methods[0], given.seconds)))
-        return
-    found, failed = json.loads(OUT.read_text()) if OUT.exists() else {}, False
+    found, failed = known(OUT), False
     for benchmark, method in itertools.product(given.benchmarks, [] if given.tables else given.methods):
         if method in found.setdefault(benchmark, {}) and found[benchmark][method]["limit"] == given.seconds:
             continue
-        options = ["--benchmarks", benchmark, "--methods", method, "--seconds", str(given.seconds), "--one"]
-        done = subprocess.run([sys.executable, __file__, *options], capture_output=True, text=True)
-        if done.returncode:
+        try:
+            run = alone(functools.partial(measure, benchmark, method, given.seconds))
+        except Exception as error:  # of whatever kind: the others shall be measured
             failed = True
-            print(f"{benchmark}, {method} failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
+            print(f"{benchmark}, {method} failed: {type(error).__name__}: {error}", flush=True)
             continue
-        found[benchmark][method] = {**json.loads(done.stdout.splitlines()[-1]), "limit": given.seconds}
+        found[benchmark][method] = {**run, "limit": given.seconds}
         print(f"{benchmark:6} {method:30} {found[benchmark][method]['score']:.3g}", flush=True)
-        results.replace(OUT, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
+        keep(OUT, found)
     results.write_tables(PAGE, tables(found))
     sys.exit(failed)
 

@@ -1,20 +1,19 @@
 """Separate what limits the accuracy of a learned flow map, on three benchmarks that are seen whole.
 
     python benchmarks/training/limits.py [5.1.1 5.3.1 5.4.1]
-    python benchmarks/training/limits.py --tables      # only renew docs/limits.md from the file
+    python benchmarks/training/limits.py --tables      # only renew docs/limits.md and its figure from the file
 
 Three members train anew with more steps (optimisation), less data, other widths (approximation), or in double
-precision, one at a time. The errors of the committed ensemble's single steps, which can be told exactly where all
-variables are seen, are carried on by the true flow map instead of the learned one: what that explains is accumulation.
-Each training is a process of its own. Numbers go to `results/limits.json`; what stands there is kept.
+precision, one at a time; those of the recipe itself are the committed ones, but of 5.4.1, which trains for half as long
+here. The errors of the committed ensemble's single steps, which can be told exactly where all variables are seen, are
+carried on by the true flow map instead of the learned one: what that explains is accumulation. Each training is a
+process of its own. Numbers go to `results/limits.json`; what stands there is kept.
 """
 
 import argparse
 import dataclasses
 import functools
 import json
-import multiprocessing
-from concurrent import futures
 
 import compare
 import numpy as np
@@ -28,12 +27,13 @@ MEMBERS = 3
 TRAJECTORIES = 1000
 
 
-def _wider(record, factor):
+def _scaled_width(record, factor):
     return dataclasses.replace(record, hidden=tuple(round(factor * width) for width in record.hidden))
 
 
 def _fewer(record, factor):
-    """Return a record with less data, trained for as many steps."""
+    """Return a record with less data, trained for as many steps, which are more epochs; batches are no larger than the
+    data."""
     less = dataclasses.replace(record, n_trajectories=record.n_trajectories // factor)
 
     def lengthened(stage):
@@ -51,8 +51,8 @@ TRAININGS = {
     "twice the steps": lambda record: compare.scaled(record, 2),
     "half the data, as many steps": lambda record: _fewer(record, 2),
     "a tenth of the data, as many steps": lambda record: _fewer(record, 10),
-    "half the width": lambda record: _wider(record, 0.5),
-    "twice the width": lambda record: _wider(record, 2),
+    "half the width": lambda record: _scaled_width(record, 0.5),
+    "twice the width": lambda record: _scaled_width(record, 2),
     "double precision": lambda record: dataclasses.replace(record, dtype="float64"),
 }
 
@@ -74,26 +74,25 @@ def recipe(benchmark, first):
     """Return scores and losses of three members of the recipe, the committed ones where it is the standard one."""
     from fml_tf import models  # here alone is TensorFlow needed
 
-    record, members = record_of(benchmark), range(first, first + MEMBERS)
+    record = record_of(benchmark)
     if benchmark in SHARE:
-        return train(record, members)
+        return train(record, first)
     bursts = data.sample_bursts(record, seed=0)
-    return judge(record, models.load_pretrained(benchmark).member(members), bursts)
+    return judge(record, models.load_pretrained(benchmark).member(slice(first, first + MEMBERS)), bursts)
 
 
 def change(benchmark, name):
     """Return the same of three members that are trained in another way."""
-    return train(TRAININGS[name](record_of(benchmark)), range(MEMBERS))
+    return train(TRAININGS[name](record_of(benchmark)))
 
 
-def train(record, members):
-    """Train members of these numbers as a record says; return their scores and losses."""
-    from fml_tf import models, training
+def train(record, first=0):
+    """Train three members from number `first` on as a record says; return their scores and losses."""
+    from fml_tf import training
 
-    bursts = data.sample_bursts(record, seed=0)
-    config = {**training.build(record).get_config(), "name": None, "members": list(members)}
-    model = models.FlowMap.from_config(config)
-    training.train(model, record, bursts, callbacks=[training.Progress(every=10**9)])
+    bursts, last = data.sample_bursts(record, seed=0), first + MEMBERS
+    model = training.build(dataclasses.replace(record, members=last)).member(slice(first, last))
+    training.train(model, record, bursts)
     return judge(record, model, bursts)
 
 
@@ -114,40 +113,32 @@ def accumulate(benchmark):
     and the median errors at some times.
 
     With δ the error of one step from a true state, "carried" is y <- Φ(y) + δ, "signs" the same with each step's δ
-    given a random sign, so that errors add up by chance and not by direction. "rounded" is Φ alone, its states held in
-    single precision; "start" is Φ from a start so rounded.
+    given a random sign, so that errors add up by chance and not by direction. "rounded" is Φ alone, its states and its
+    start held in single precision; "start" is Φ from a start so rounded.
     """
     from fml_tf import models
 
     record, model = record_of(benchmark), models.load_pretrained(benchmark)
     history, truth = compare.held_out(record)
-    steps, flow = truth.shape[1], record.system.flow(record.time_step)
+    steps, flow, start = truth.shape[1], record.system.flow(record.time_step), history[:, -1]
     before = np.concatenate([history, truth[:, :-1]], axis=1)  # (trajectory, time, state), one step earlier
     single = np.concatenate([model.forecast(states[:, None], 1) for states in before.swapaxes(0, 1)], axis=1) - truth
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(*truth.shape[:2], 1))
-
-    def carried(shift=None, rounded=lambda state: state, start=None):
-        state, path = history[:, -1] if start is None else start, np.empty_like(truth)
-        for step in range(steps):
-            state = path[:, step] = rounded(flow(state) + (0 if shift is None else shift[:, step]))
-        return path
-
-    def single_precision(state):
-        return state.astype("float32").astype("float64")
 
     double = type(model).from_config({**model.get_config(), "name": None, "dtype": "float64"})
     double.set_weights(model.get_weights())
     ways = {
         "forecast": lambda: model.forecast(history, steps),
         "double": lambda: double.forecast(history, steps),
-        "carried": lambda: carried(single),
-        "signs": lambda: carried(single * signs),
-        "rounded": lambda: carried(rounded=single_precision),
-        "start": lambda: carried(start=single_precision(history[:, -1])),
+        "carried": lambda: carry(flow, start, single),
+        "signs": lambda: carry(flow, start, single * signs),
+        "rounded": lambda: carry(flow, rounded(start), np.zeros_like(truth), rounded),
+        "start": lambda: carry(flow, rounded(start), np.zeros_like(truth)),
     }
     shown = np.unique(np.geomspace(1, steps, 100).astype(int)) - 1
+    sizes = np.linalg.norm(single, axis=-1)
     found = {
-        "single": float(np.linalg.norm(single, axis=-1).mean()),
+        "single": {"mean": float(sizes.mean()), "median": float(np.median(sizes))},
         "times": (record.time_step * (1 + shown)).tolist(),
     }
     for name, way in ways.items():
@@ -157,9 +148,18 @@ def accumulate(benchmark):
     return found
 
 
-def _cell(benchmark, value):
-    form = ".1f" if problems.PAPER[benchmark].exponent else ".1e"
-    return "" if value is None else "ran away" if not np.isfinite(value) else format(value, form)
+def carry(flow, start, shifts, hold=lambda states: states):
+    """Roll out a flow map from states `(trajectory, state)`, adding to each step one of the shifts `(trajectory, time,
+    state)`; `hold` is what storing does to a state."""
+    states, path = start, np.empty_like(shifts)
+    for step in range(shifts.shape[1]):
+        states = path[:, step] = hold(flow(states) + shifts[:, step])
+    return path
+
+
+def rounded(states):
+    """Return states as single precision holds them, in double."""
+    return states.astype("float32").astype("float64")
 
 
 def trainings_table(benchmark, values):
@@ -168,7 +168,7 @@ def trainings_table(benchmark, values):
     for name in (*RECIPE, *TRAININGS):
         if run := values["trainings"].get(name):
             losses = [f"{run['loss']:.1e}", f"{run['fresh'] / run['loss']:.2f}"]
-            rows.append([name, _cell(benchmark, run["score"]), _cell(benchmark, run["member"]), *losses])
+            rows.append([name, compare.cell(benchmark, run["score"]), compare.cell(benchmark, run["member"]), *losses])
     return results.markdown(rows)
 
 
@@ -187,16 +187,16 @@ SHOWN = {
     "forecast": "forecast",
     "carried": "its one-step errors, carried",
     "signs": "random signs",
-    "rounded": "float32",
+    "rounded": "rounding alone",
 }
 
 
 def accumulation_table(found):
     """Return what errors of single steps come to as Markdown."""
     grown = {benchmark: values["accumulation"] for benchmark, values in found.items()}
-    rows = [["", *grown], ["error of one step", *(f"{values['single']:.1e}" for values in grown.values())]]
+    rows = [["", *grown], ["error of one step", *(f"{values['single']['mean']:.1e}" for values in grown.values())]]
     for key, text in CARRIED.items():
-        rows.append([text, *(_cell(benchmark, values[key]["score"]) for benchmark, values in grown.items())])
+        rows.append([text, *(compare.cell(benchmark, values[key]["score"]) for benchmark, values in grown.items())])
     return results.markdown(rows)
 
 
@@ -212,8 +212,8 @@ def draw(found):
         grown = values["accumulation"]
         for name, style in (("forecast", "-"), ("carried", "--"), ("signs", "-"), ("rounded", "-")):
             ax.loglog(grown["times"], grown[name]["errors"], style, label=SHOWN[name])
-        ax.axhline(grown["single"], color="0.6", linewidth=1, zorder=0)
-        ax.set(title=f"{benchmark} {problems.PAPER[benchmark].system.name}", xlabel="time")
+        ax.axhline(grown["single"]["median"], color="0.6", linewidth=1, zorder=0)
+        ax.set(title=f"{benchmark} {problems.PAPER[benchmark].system.name}", xlabel="time (units of the system)")
     picture.axes[0].set_ylabel("median ℓ2 error")
     picture.axes[0].legend(fontsize="small")
     results.replace(PAGE.with_suffix(".png"), lambda part: picture.savefig(part, dpi=120))
@@ -233,27 +233,24 @@ def tasks(benchmark):
     }
 
 
-def alone(task):
-    """Return what a task returns, from a process of its own: what TensorFlow compiled goes with it."""
-    with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(task).result()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("benchmarks", nargs="*", default=list(BENCHMARKS), metavar="BENCHMARK", help=str(BENCHMARKS))
+    parser.add_argument("benchmarks", nargs="*", default=BENCHMARKS, help=f"of {', '.join(BENCHMARKS)}; by default all")
     parser.add_argument("--tables", action="store_true", help="only renew the page")
     given = parser.parse_args()
-    found = json.loads(OUT.read_text()) if OUT.exists() else {}
+    if unknown := set(given.benchmarks) - set(BENCHMARKS):
+        parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(BENCHMARKS)}, which are seen whole")
+    found = compare.known(OUT)
     for benchmark in [] if given.tables else given.benchmarks:
         values = found.setdefault(benchmark, {"trainings": {}})
         if "accumulation" not in values:
-            values["accumulation"] = alone(functools.partial(accumulate, benchmark))
+            values["accumulation"] = compare.alone(functools.partial(accumulate, benchmark))
+            compare.keep(OUT, found)
         for name, task in tasks(benchmark).items():
             if name not in values["trainings"]:
-                values["trainings"][name] = alone(task)
+                values["trainings"][name] = compare.alone(task)
                 print(benchmark, name, json.dumps(values["trainings"][name]), flush=True)
-            results.replace(OUT, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
+                compare.keep(OUT, found)
     results.write_tables(PAGE, tables(found))
     draw(found)
 

@@ -102,14 +102,20 @@ def score(problem, model):
 
 
 def gather(name, known):
-    """Return the score of ours with as many members as the paper's recipe was run with, and of the polynomial, which is
-    fitted anew only if it was not `known`."""
+    """Return the score of ours with as many members as the paper's recipe was run with, the committed one if that is
+    all of them, and of the polynomial, which is fitted anew only if it was not `known`."""
     record, paper, ours = problems.PAPER[name], _committed(name, "paper"), _committed(name, "standard")
     members = len((paper or ours)["loss_final"])
     choice = list(POLYNOMIALS[name])
     fitted = known["polynomial"] if known.get("choice") == choice else score(record, polynomial(record))
-    mine = score(record, models.load_pretrained(name).member(slice(members)))
+    whole = members == len(ours["loss_final"])
+    mine = ours[_key(record)] if whole else score(record, models.load_pretrained(name).member(slice(members)))
     return {"members": members, "ours": mine, "polynomial": fitted, "choice": choice}
+
+
+def _key(record):
+    """Return the name of a benchmark's score among its metrics."""
+    return "valid_prediction_time" if record.exponent else "mean_error"
 
 
 def tables(found):
@@ -117,22 +123,22 @@ def tables(found):
     head = "benchmark, members, paper's recipe, its minutes, ours, gain, our minutes, skip, polynomial"
     rows = [head.split(", ")]
     for name, record in problems.PAPER.items():
-        form, key = (".1f", "valid_prediction_time") if record.exponent else (".1e", "mean_error")
+        key = _key(record)
         paper, skip, ours = (_committed(name, preset) for preset in ("paper", "skip", "standard"))
-        mine = found[name]["ours"]
-        theirs = ["", "", format(mine, form), ""]
+        mine, members, best = (found[name][part] for part in ("ours", "members", "polynomial"))
+        baseline, minutes, gain = "", "", ""
         if paper:
             gain = f"+{mine - paper[key]:.1f}" if record.exponent else f"{paper[key] / mine:,.0f}×"
-            minutes = paper["seconds"].get("quiet", paper["seconds"]["train"]) / 60
-            theirs = [format(paper[key], form) + _unfinished(paper), f"{minutes:.0f}", format(mine, form), gain]
-        rest = [f"{ours['seconds']['train'] / 60:.1f}", format(skip[key], form) if skip else ""]
-        rows.append([name, str(found[name]["members"]), *theirs, *rest, format(found[name]["polynomial"], form)])
+            baseline = compare.cell(name, paper[key]) + _unfinished(paper)
+            minutes = f"{paper['seconds'].get('quiet', paper['seconds']['train']) / 60:.0f}"
+        row = [name, str(members), baseline, minutes, compare.cell(name, mine), gain]
+        row += [f"{ours['seconds']['train'] / 60:.1f}", compare.cell(name, skip[key]) if skip else ""]
+        rows.append([*row, compare.cell(name, best)])
     return {"recipes": results.markdown(rows)}
 
 
 def _committed(name, preset):
-    path = results.committed(name, preset)
-    return json.loads(path.read_text()) if path.exists() else None
+    return compare.known(results.committed(name, preset))
 
 
 def _unfinished(values):
@@ -148,10 +154,10 @@ def main():
     parser.add_argument("--hours", type=float, default=6, help="longest training")
     given = parser.parse_args()
     if given.preset == "table":
-        found = json.loads(OUT.read_text()) if OUT.exists() else {}
+        found = compare.known(OUT)
         for name in problems.PAPER:
             found[name] = gather(name, found.get(name, {}))
-            results.replace(OUT, lambda part: part.write_text(json.dumps(found, indent=1) + "\n"))
+            compare.keep(OUT, found)
         results.write_tables(PAGE, tables(found))
         return
     missing = [name for name in problems.PAPER if not results.committed(name, given.preset).exists()]
