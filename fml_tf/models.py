@@ -145,6 +145,8 @@ class FlowMap(keras.Model):
         infinite = keras.initializers.Constant(np.inf)
         self.best_losses = fixed("best_losses", (self.members,), infinite)
         self.best_weights = [fixed(f"best_{i}", v.shape, "zeros") for i, v in enumerate(self._weights_of_members())]
+        self.shares = fixed("shares", (self.members,), "zeros")
+        self.weigh()
 
     def _weights_of_members(self):
         return [variable for layer in self.dense_layers for variable in (layer.kernel, layer.bias)]
@@ -205,13 +207,14 @@ class FlowMap(keras.Model):
         for layer in hidden_layers:
             hidden = self.activation(_layers.affine(hidden, *layer))
         output = _layers.affine(hidden, *output_layer)
+        if average:
+            shares = tf.cast(self.shares, output.dtype)[:, None, None]
+            output = tf.reduce_sum(tf.math.multiply_no_nan(output, shares), axis=0, keepdims=True)
         if self.normalization:
             scale, mean = (tf.cast(variable, output.dtype) for variable in (self.output_scale, self.output_mean))
             output = output * scale + mean
         if self.skip:
             output += tf.matmul(tf.cast(self.skip_matrix, output.dtype), window)
-        if average:
-            output = tf.reduce_mean(output, axis=0, keepdims=True)
         return window[:, -self.state_dim :] + output if self.residual else output
 
     def shift(self, window, state):
@@ -605,8 +608,8 @@ class FlowMap(keras.Model):
     def forecast(self, history, steps: int, *, average: str | None = "step") -> np.ndarray:
         """Predict the states that follow a history.
 
-        With `average="step"` all members advance from the same window and their mean is the next state of all: the
-        paper's ensemble averaging. With `average=None` each member follows its own states.
+        With `average="step"` all members advance from the same window and their mean, with the shares of `weigh`, is
+        the next state of all: the paper's ensemble averaging. With `average=None` each member follows its own states.
 
         Args:
             history: `(trajectory, n_M + 1, state)` in the data's units, oldest entry first.
@@ -686,6 +689,27 @@ class FlowMap(keras.Model):
 
     # Members, files ------------------------------------------------------------------------------------------
 
+    def weigh(self, losses=None) -> None:
+        """Set each member's share in the ensemble's mean to the inverse of its loss: the most exact mean there is if
+        losses are the sizes of independent errors. Members that fit the data far worse than others then spoil nothing.
+
+        Args:
+            losses: of each member, `(member,)`, as `evaluate_members` returns them; one whose loss is not finite is
+                left out. None for equal shares: a model starts with them, and the paper has no others.
+
+        Raises:
+            ValueError: for losses of another number or below 0, or if none is finite.
+        """
+        losses = np.ones(self.members) if losses is None else np.asarray(losses, "float64")
+        known = np.isfinite(losses)
+        if losses.shape != (self.members,) or not known.any() or (losses < 0).any():
+            raise ValueError(
+                f"losses={losses}: expected one of each of the {self.members} members, 0 or more and not all lost, for "
+                "instance evaluate_members(bursts)."
+            )
+        shares = np.where(known, 1 / np.maximum(losses, 1e-300), 0)
+        self.shares.assign(shares / shares.max() / (shares / shares.max()).sum())
+
     def member(self, index: int | slice | Sequence[int]) -> "FlowMap":
         """Return one member, or some of them, as a model of its own, not compiled.
 
@@ -706,6 +730,7 @@ class FlowMap(keras.Model):
         some = self._like(chosen)
         for mine, its in zip(self._best(), some._best(), strict=True):
             its.assign(tf.gather(mine, chosen))
+        some.shares.assign(some.shares / tf.reduce_sum(some.shares))
         return some
 
     def without_optimizer(self) -> "FlowMap":
@@ -721,6 +746,7 @@ class FlowMap(keras.Model):
             its.assign(tf.gather(mine, positions))
         for mine, its in zip(self._scales(), other._scales(), strict=True):
             its.assign(mine)
+        other.shares.assign(tf.gather(self.shares, positions))
         other.member_losses = self.member_losses[:, positions]
         return other
 
@@ -763,8 +789,9 @@ class FlowMap(keras.Model):
     def load_own_variables(self, store):
         self.member_losses = np.array(store["member_losses"])
         self.epoch_logs = json.loads(np.array(store["epoch_logs"]).tobytes())
-        record = ("member_losses", "epoch_logs")
-        super().load_own_variables({key: store[key] for key in store.keys() if key not in record})  # noqa: SIM118
+        values = {key: store[key] for key in store.keys() if key not in ("member_losses", "epoch_logs")}  # noqa: SIM118
+        last = str(len(self.variables) - 1 - 2 * len(self.dense_layers))
+        super().load_own_variables({last: self.shares.numpy(), **values})  # files of old have no shares
 
     def export(self, filepath, **kwargs):
         """Write a SavedModel whose `serve(history, steps)` forecasts, for use without this package.

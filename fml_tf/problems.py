@@ -37,6 +37,7 @@ class Problem:
     predicted steps. `schedule` is one of `training.learning_rate`; `final_learning_rate` is where it ends, and where
     a cycle starts. `normalization`, `skip` and `dtype` are the model's, see `models.FlowMap`. `stages` are
     trained first, in their order. `noise` on the training histories is a fraction of each variable's deviation.
+    `averaging` is "equal", as in the paper, or "inverse_loss": the members' shares in the mean, see `FlowMap.weigh`.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Problem:
     optimizer: str = "adam"
     stages: tuple[Stage, ...] = ()
     noise: float = 0.0
+    averaging: str = "equal"
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -171,6 +173,7 @@ CHOICES = {
     "optimizer": ("adam", "soap", "levenberg_marquardt"),
     "skip": (None, "linear"),
     "dtype": ("float32", "float64"),
+    "averaging": ("equal", "inverse_loss"),
 }
 
 _SMALL_BOX = ((0.0, 2.0), (0.0, 2.0))

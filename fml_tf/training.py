@@ -120,6 +120,8 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=(), backup=None) -
     on the histories keeps them from it. Noise that falls from stage to stage ends at forecasts that are both stable and
     exact, where little noise from the start ends at neither.
 
+    Where the record's `averaging` is "inverse_loss", the members' losses on the bursts decide their shares at the end.
+
     Args:
         model: as `build` returns it.
         problem: the benchmark's record.
@@ -153,6 +155,8 @@ def train(model, problem, bursts, *, seed: int = 0, callbacks=(), backup=None) -
         model.compile(_optimizer(problem, stage, len(samples), batch_size))
         keep = [_Backup(folder / f"{number}.weights.h5")] if folder else []
         model.fit(samples, batch_size=batch_size, epochs=stage.epochs, verbose=0, callbacks=[*callbacks, *keep])
+    if problem.averaging == "inverse_loss":
+        model.weigh(model.evaluate_members(bursts))
     if folder:
         shutil.rmtree(folder)
     return sum(log["seconds"] for log in model.epoch_logs[before:])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import h5py
 import numpy as np
 import pytest
 from scipy.linalg import expm
@@ -37,7 +38,8 @@ def numpy_forecast(model, history, steps):
     """Roll the ensemble out by hand with the mean at each step."""
     window, states = np.array(history), []
     for _ in range(steps):
-        states.append(np.mean([numpy_advance(model, m, window) for m in range(model.members)], axis=0))
+        each = [numpy_advance(model, m, window) for m in range(model.members)]
+        states.append(np.average(each, axis=0, weights=model.shares))
         window = np.concatenate([window[:, 1:], states[-1][:, None]], axis=1)
     return np.stack(states, axis=1)
 
@@ -241,6 +243,59 @@ def test_some_members_are_an_ensemble(bursts, compiled):
     for none in (slice(4, 6), slice(2, 2), "1", -1, [0, 4], [1, 1], [], [0.0], [[0, 1]], [True, False], None):
         with pytest.raises(ValueError, match="members 0 to 3"):
             model.member(none)
+
+
+@pytest.mark.parametrize("options", [{}, {"normalization": "standard", "residual": False, "memory_steps": 1}])
+def test_a_member_of_less_loss_has_more_of_the_mean(bursts, compiled, options, tmp_path):
+    model, data = compiled(members=3, **options), 2 + bursts(40, 1)
+    history = data[:5, : model.memory_steps + 1]
+    model.adapt(data)
+    np.testing.assert_allclose(model.shares, [1 / 3] * 3)
+    losses = np.array([1e-20, 4e-20, 2e-20])
+    model.weigh(losses)
+    np.testing.assert_allclose(model.shares, [4 / 7, 1 / 7, 2 / 7])
+    np.testing.assert_allclose(model.forecast(history, 7), numpy_forecast(model, history, 7), rtol=1e-12)
+    np.testing.assert_allclose(model.predict(history, verbose=0), model.forecast(history, 1)[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(model.member([2, 0]).shares, [1 / 3, 2 / 3])
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(models.load(tmp_path / "model.keras").shares, model.shares)
+    np.testing.assert_array_equal(model.without_optimizer().shares, model.shares)
+    model.weigh()
+    np.testing.assert_allclose(model.shares, [1 / 3] * 3)
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf])
+def test_a_lost_member_is_left_out_of_the_mean(bursts, compiled, lost):
+    model, history = compiled(members=3), bursts(10)[:, :1]
+    kernel = model.dense_layers[0].kernel.numpy()
+    kernel[1] = np.nan
+    model.dense_layers[0].kernel.assign(kernel)
+    with pytest.warns(RuntimeWarning, match="non-finite"):
+        model.forecast(history, 3)
+    model.weigh([0.2, lost, 0.2])
+    np.testing.assert_allclose(model.forecast(history, 3), model.member([0, 2]).forecast(history, 3), rtol=1e-12)
+
+
+@pytest.mark.parametrize("losses", [[1.0, 2.0], [1.0, -1.0, 2.0], [np.nan] * 3, [[1.0, 2.0, 3.0]], 1.0])
+def test_losses_that_no_shares_come_from_are_refused(compiled, losses):
+    model = compiled(members=3)
+    with pytest.raises(ValueError, match="expected one of each of the 3 members"):
+        model.weigh(losses)
+    np.testing.assert_allclose(model.shares, [1 / 3] * 3)
+
+
+def test_a_file_without_shares_loads_with_equal_ones(bursts, compiled, tmp_path):
+    model, history = compiled(members=2, normalization="standard"), bursts(10)[:, :1]
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        stored = file["vars"]
+        last = str(max(int(name) for name in stored if name.isdigit()))
+        np.testing.assert_allclose(stored[last], model.shares)
+        del stored[last]
+    other = compiled(members=2, normalization="standard", seed=1)
+    other.load_weights(path)
+    np.testing.assert_array_equal(other.forecast(history, 3), model.forecast(history, 3))
 
 
 def test_a_model_that_was_never_compiled_saves_and_loads(bursts, compiled, tmp_path):

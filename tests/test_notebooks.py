@@ -129,7 +129,7 @@ TOPICS = {
         {"trajectories": 5, "lorenz_trajectories": 3, "lorenz_steps": 2000},
         r"5\.3\.1 +\d\.\de-0[67] +\d\.\de-0[45] +\d\.\de-05 +\d\d +\d\n",
     ),
-    "ensembles_examined": ({"n_test": 5, "lorenz_steps": 300}, r"5\.1\.1( +\d\.\de-06){4} +\d\.\de-07\n"),
+    "ensembles_examined": ({"n_test": 5, "lorenz_steps": 300}, r"5\.1\.1( +\d\.\de-0[67]){6}\n"),
     "lorenz_judged": (
         {"trajectories": 5, "steps": 3000, "exponent_steps": 500},
         r"5\.4\.1, attractor +(?:[7-9]|1[0-2])\.\d +0\.\d\d +0\.\d+ +\d\.\d+ +100 +[01]\.\d+\n",

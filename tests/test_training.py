@@ -122,6 +122,17 @@ def test_a_record_trains_its_stages_first_each_with_its_own_optimizer(capsys):
     assert ["learning rate" in line for line in lines] == [True] * 3 + [False] * 2 + [True] * 2
 
 
+@pytest.mark.parametrize("averaging", ["equal", "inverse_loss"])
+def test_a_record_says_how_members_are_averaged(averaging):
+    problem = problems.get("5.1.1", "quick", members=3, n_trajectories=50, epochs=2, averaging=averaging)
+    bursts = data.sample_bursts(problem, seed=0)
+    model = training.build(problem)
+    training.train(model, problem, bursts)
+    losses = model.evaluate_members(bursts)
+    expected = np.ones(3) if averaging == "equal" else 1 / losses
+    np.testing.assert_allclose(model.shares, expected / expected.sum(), rtol=1e-5)
+
+
 def test_an_interrupted_training_goes_on_to_the_same_weights(tmp_path):
     """Stopped in its second stage: the first is not trained again, and the backup is gone at the end."""
     stages = (problems.Stage(3, batch_size=20), problems.Stage(4, multi_steps=1, batch_size=20))

@@ -67,18 +67,26 @@ RECIPE = {"the recipe": 0, "three other members": 3, "three more": 6}
 
 
 def record_of(benchmark):
-    return compare.scaled(problems.get(benchmark, members=MEMBERS, n_test=TRAJECTORIES), SHARE.get(benchmark, 1))
+    record = problems.get(benchmark, members=MEMBERS, n_test=TRAJECTORIES, averaging="equal")
+    return compare.scaled(record, SHARE.get(benchmark, 1))
+
+
+def committed(benchmark):
+    """Return the committed ensemble with equal shares: what is measured here is training."""
+    from fml_tf import models  # here alone is TensorFlow needed
+
+    model = models.load_pretrained(benchmark)
+    model.weigh()
+    return model
 
 
 def recipe(benchmark, first):
     """Return scores and losses of three members of the recipe, the committed ones where it is the standard one."""
-    from fml_tf import models  # here alone is TensorFlow needed
-
     record = record_of(benchmark)
     if benchmark in SHARE:
         return train(record, first)
     bursts = data.sample_bursts(record, seed=0)
-    return judge(record, models.load_pretrained(benchmark).member(slice(first, first + MEMBERS)), bursts)
+    return judge(record, committed(benchmark).member(slice(first, first + MEMBERS)), bursts)
 
 
 def change(benchmark, name):
@@ -116,9 +124,7 @@ def accumulate(benchmark):
     given a random sign, so that errors add up by chance and not by direction. "rounded" is Φ alone, its states and its
     start held in single precision; "start" is Φ from a start so rounded.
     """
-    from fml_tf import models
-
-    record, model = record_of(benchmark), models.load_pretrained(benchmark)
+    record, model = record_of(benchmark), committed(benchmark)
     history, truth = compare.held_out(record)
     steps, flow, start = truth.shape[1], record.system.flow(record.time_step), history[:, -1]
     before = np.concatenate([history, truth[:, :-1]], axis=1)  # (trajectory, time, state), one step earlier
