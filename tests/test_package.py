@@ -134,7 +134,7 @@ def training_scripts(monkeypatch):
     return importlib.import_module
 
 
-RENEW = {"compare": "--tables", "limits": "--tables", "recipes": "table"}
+RENEW = {"compare": "--tables", "limits": "--tables", "pool": "--tables", "recipes": "table"}
 
 
 @pytest.mark.parametrize("name", RENEW)
@@ -153,7 +153,7 @@ def cells(table):
 
 
 def test_the_tables_of_accuracy_show_what_was_measured(training_scripts):
-    compare, limits, recipes = map(training_scripts, ("compare", "limits", "recipes"))
+    compare, limits, pool, recipes = map(training_scripts, ("compare", "limits", "pool", "recipes"))
     found = json.loads(compare.OUT.read_text())
     assert all(set(methods) <= set(compare.METHODS) for methods in found.values())
     shown = cells(compare.tables(found)["training"])
@@ -175,6 +175,16 @@ def test_the_tables_of_accuracy_show_what_was_measured(training_scripts):
             ("the same, each error with a random sign", "signs"),
         ):
             assert accumulation[row, benchmark] == format(grown[part]["score"], form)
+    found = json.loads(pool.OUT.read_text())
+    shown = cells(pool.tables(found)["pool"])
+    for benchmark, values in found.items():
+        errors, weighed, members = values["errors"], values["weighed"], values["members"]
+        assert [*map(len, (errors, weighed, values["bounded"], members))] == [*[pool.DRAWS] * 3, pool.MEMBERS]
+        assert shown[benchmark, "equal shares"] == f"{np.median(errors):.1e}"
+        assert shown[benchmark, "largest over least"] == f"{max(errors) / min(errors):.1f}"
+        assert shown[benchmark, "their largest over least"] == f"{max(weighed) / min(weighed):.1f}"
+        assert shown[benchmark, "tens bounded"] == f"{values['bounded'].count(1.0)} of {pool.DRAWS}"
+        assert shown[benchmark, "members bounded"] == f"{members.count(1.0)} of {pool.MEMBERS}"
     found = json.loads(recipes.OUT.read_text())
     shown = cells(recipes.tables(found)["recipes"])
     for benchmark, record in problems.PAPER.items():
