@@ -2,14 +2,16 @@
 
     python benchmarks/training/recipes.py paper [5.1.1 ...] [--hours 6]
     python benchmarks/training/recipes.py skip
+    python benchmarks/training/recipes.py time      # on a quiet machine
     python benchmarks/training/recipes.py table     # beside the committed runs and polynomials, in docs/accuracy.md
 
 `paper` is the paper's recipe to the letter, the reference of every claim about accuracy: batches of 200, 10,000 epochs,
 Adam with a learning rate of 1e-4, the plain residual form; with ten members where networks are smallest and fewer where
-hours would turn to days, so what is compared with it must have as many. `skip` is the standard preset with a linear
-skip path. A training is backed up once a minute in results/<preset>/unfinished/: after an interruption call again, or
-commit that folder and call on another day or machine. Where it would pass `--hours` it is stopped, and the result has
-the epochs that it trained. Other work may run beside it: seconds "quiet" are those of its fastest epochs, for all.
+hours would turn to days, so what is compared with it must have as many: `time` trains the standard preset with those,
+to know its seconds. `skip` is the standard preset with a linear skip path. A training is backed up once a minute in
+results/<preset>/unfinished/: after an interruption call again, or commit that folder and call on another day or
+machine. Where it would pass `--hours` it is stopped, and the result has the epochs that it trained. Other work may run
+beside the paper's recipe: seconds "quiet" are those of its fastest epochs, for all.
 """
 
 import argparse
@@ -110,7 +112,25 @@ def gather(name, known):
     fitted = known["polynomial"] if known.get("choice") == choice else score(record, polynomial(record))
     whole = members == len(ours["loss_final"])
     mine = ours[_key(record)] if whole else score(record, models.load_pretrained(name).member(slice(members)))
-    return {"members": members, "ours": mine, "polynomial": fitted, "choice": choice}
+    found = {"members": members, "ours": mine, "polynomial": fitted, "choice": choice}
+    return {**found, "timed": known["timed"]} if "timed" in known else found
+
+
+def time(name):
+    """Return how long the standard recipe takes with as many members as the paper's recipe has."""
+    members = MEMBERS.get(name, 1)
+    problem = problems.get(name, members=members)
+    seconds = training.train(training.build(problem, seed=0), problem, data.sample_bursts(problem, seed=0), seed=0)
+    return {"members": members, "seconds": seconds, "source": results.source_hash(name)}
+
+
+def _minutes(name, found):
+    """Return the minutes of the standard recipe with the members that are compared, if they were measured."""
+    ours, timed = _committed(name, "standard"), found.get("timed", {})
+    if found["members"] == len(ours["loss_final"]):
+        return f"{ours['seconds']['train'] / 60:.1f}"
+    current = (timed.get("members"), timed.get("source")) == (found["members"], results.source_hash(name))
+    return f"{timed['seconds'] / 60:.1f}" if current else ""
 
 
 def _key(record):
@@ -124,7 +144,7 @@ def tables(found):
     rows = [head.split(", ")]
     for name, record in problems.PAPER.items():
         key = _key(record)
-        paper, skip, ours = (_committed(name, preset) for preset in ("paper", "skip", "standard"))
+        paper, skip = (_committed(name, preset) for preset in ("paper", "skip"))
         mine, members, best = (found[name][part] for part in ("ours", "members", "polynomial"))
         baseline, minutes, gain = "", "", ""
         if paper:
@@ -132,7 +152,7 @@ def tables(found):
             baseline = compare.cell(name, paper[key]) + _unfinished(paper)
             minutes = f"{paper['seconds'].get('quiet', paper['seconds']['train']) / 60:.0f}"
         row = [name, str(members), baseline, minutes, compare.cell(name, mine), gain]
-        row += [f"{ours['seconds']['train'] / 60:.1f}", compare.cell(name, skip[key]) if skip else ""]
+        row += [_minutes(name, found[name]), compare.cell(name, skip[key]) if skip else ""]
         rows.append([*row, compare.cell(name, best)])
     return {"recipes": results.markdown(rows)}
 
@@ -149,12 +169,19 @@ def _unfinished(values):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("preset", choices=["paper", "skip", "table"])
+    parser.add_argument("preset", choices=["paper", "skip", "time", "table"])
     parser.add_argument("benchmarks", nargs="*", help="numbers in the paper; by default all that have no result")
     parser.add_argument("--hours", type=float, default=6, help="longest training")
     given = parser.parse_args()
+    found = compare.known(OUT)
+    if given.preset == "time":
+        fewer = [name for name in problems.PAPER if MEMBERS.get(name, 1) < problems.get(name).members]
+        for name in given.benchmarks or fewer:
+            found.setdefault(name, {})["timed"] = time(name)
+            print(f"{name}: {found[name]['timed']['seconds']:.0f} s", flush=True)
+            compare.keep(OUT, found)
+        return
     if given.preset == "table":
-        found = compare.known(OUT)
         for name in problems.PAPER:
             found[name] = gather(name, found.get(name, {}))
             compare.keep(OUT, found)
