@@ -72,7 +72,6 @@ def train(name, preset, hours):
     backup = target.parent / "unfinished" / name
     seconds = {"train": training.train(model, problem, bursts, seed=0, callbacks=callbacks, backup=backup)}
     results.write_model(folder, model)
-    backup.rmdir()
     if not problem.stages:
         each = [log["seconds"] for log in model.epoch_logs]
         seconds["quiet"] = len(each) * float(np.quantile(each, 0.1))
@@ -86,6 +85,7 @@ def train(name, preset, hours):
     results.write_metrics(folder, record)
     for source, place in (("metrics.json", target), ("model.keras", target.with_suffix(".keras"))):
         results.replace(place, lambda part, source=source: shutil.copy(folder / source, part))
+    shutil.rmtree(backup)  # with what trainings on other data may have left there
     print(json.dumps({key: record[key] for key in ("benchmark", "mean_error", "seconds")} | found), flush=True)
 
 
