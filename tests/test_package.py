@@ -183,6 +183,8 @@ def test_the_tables_of_accuracy_show_what_was_measured(training_scripts):
         assert shown[benchmark, "equal shares"] == f"{np.median(errors):.1e}"
         assert shown[benchmark, "largest over least"] == f"{max(errors) / min(errors):.1f}"
         assert shown[benchmark, "their largest over least"] == f"{max(weighed) / min(weighed):.1f}"
+        few, most = np.percentile(errors, [5, 95])
+        assert shown[benchmark, "of nine tenths"] == f"{most / few:.1f}"
         assert shown[benchmark, "tens bounded"] == f"{values['bounded'].count(1.0)} of {pool.DRAWS}"
         assert shown[benchmark, "members bounded"] == f"{members.count(1.0)} of {pool.MEMBERS}"
     found = json.loads(recipes.OUT.read_text())

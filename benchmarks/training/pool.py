@@ -83,12 +83,16 @@ def measure(benchmark):
 
 def tables(found):
     """Return the spread of the tens and the fate of the members as a Markdown table."""
-    head = "benchmark, equal shares, largest over least, shares by loss, their largest over least, tens bounded"
+    head = (
+        "benchmark, equal shares, largest over least, of nine tenths, shares by loss, their largest over least, "
+        "their nine tenths, tens bounded"
+    )
     rows = [[*head.split(", "), "members bounded", "worst member"]]
     for benchmark in (name for name in BENCHMARKS if name in found):
         values, row = found[benchmark], [benchmark]
         for key in ("errors", "weighed"):
-            row += [f"{np.median(values[key]):.1e}", f"{max(values[key]) / min(values[key]):.1f}"]
+            ratios = [np.quantile(values[key], 1 - part) / np.quantile(values[key], part) for part in (0, 0.05)]
+            row += [f"{np.median(values[key]):.1e}", *(f"{ratio:.1f}" for ratio in ratios)]
         tens, members = (np.count_nonzero(np.equal(values[key], 1)) for key in ("bounded", "members"))
         row += [f"{tens} of {DRAWS}", f"{members} of {MEMBERS}", f"{100 * min(values['members']):.0f} %"]
         rows.append(row)
