@@ -10,8 +10,9 @@ Adam with a learning rate of 1e-4, the plain residual form; with ten members whe
 hours would turn to days, so what is compared with it must have as many: `time` trains the standard preset with those,
 to know its seconds. `skip` is the standard preset with a linear skip path. A training is backed up once a minute in
 results/<preset>/unfinished/: after an interruption call again, or commit that folder and call on another day or
-machine; 5.4 starts anew on one that rounds otherwise, since chaotic data are other data there. Where it would pass `--hours` it is stopped, and the result has the epochs that it trained. Other work may run
-beside the paper's recipe: seconds "quiet" are those of its fastest epochs, for all.
+machine; 5.4 starts anew on one that rounds otherwise, since chaotic data are other data there. Where it would pass
+`--hours` it is stopped, and the result has the epochs that it trained. Other work may run beside the paper's recipe:
+seconds "quiet" are those of its fastest epochs, for all.
 """
 
 import argparse
