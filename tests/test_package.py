@@ -249,3 +249,18 @@ def test_every_way_to_train_is_a_record_of_every_benchmark(training_scripts):
         assert (longer.epochs, longer.stage_epochs) == (3 * record.epochs, 3 * record.stage_epochs)
     names = {name for changes in compare.METHODS.values() for name in changes or {} if name.startswith("+")}
     assert names == {"+average", "+weights", "+initializer"}
+
+
+def test_a_recipe_is_written_whatever_another_training_left_unfinished(training_scripts, monkeypatch, tmp_path):
+    recipes = training_scripts("recipes")
+    small = problems.get("5.1.1", "quick", members=1, epochs=1, n_trajectories=50, n_test=2)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(problems, "get", lambda *_, **__: small)
+    unfinished = results.committed("5.1.1", "quick").parent / "unfinished" / "5.1.1"
+    (unfinished / "other data").mkdir(parents=True)
+    recipes.train("5.1.1", "quick", hours=1)
+    values = json.loads(results.committed("5.1.1", "quick").read_text())
+    assert (values["parameters"]["epochs"], len(values["errors"])) == (1, small.horizon)
+    assert results.committed("5.1.1", "quick").with_suffix(".keras").exists()
+    assert not unfinished.exists()
